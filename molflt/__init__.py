@@ -1,0 +1,1 @@
+"""molflt: linear-cost attention with learned Fourier relative positional encodings."""

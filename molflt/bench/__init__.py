@@ -1,0 +1,1 @@
+"""Side-by-side measurements of time and memory, a `molflt bench` command each."""

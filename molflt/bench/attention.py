@@ -1,0 +1,169 @@
+"""`molflt bench attention`: FLT beside the Performers and exact softmax, in time, memory and matrix products.
+
+All contenders run in one process on the same inputs, all lengths in turn (`measure.time_alternating`), with
+them one large matrix product, whose rate is the peak that shares refer to. Two modes are measured: `forward`
+without gradients, and `training`, forward and backward to the inputs (positions excepted) and the parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from molflt.bench.attention_contenders import AttentionInputs, Contender, make_contenders, make_inputs
+from molflt.bench.attention_results import AttentionBench, Measurement
+from molflt.bench.attention_settings import AttentionBenchSettings, Level, Mode, settings_from_arguments
+from molflt.bench.measure import SquareMatmul, matmul_flops, peak_memory, thread_count, time_alternating
+from molflt.errors import InputError
+
+MATMUL_SIZE = 1536
+PROBE_LENGTHS = (128, 256)
+GIB = 2**30
+
+
+def bench_attention(
+    settings: AttentionBenchSettings, progress: Callable[[str], None] = lambda _: None
+) -> AttentionBench:
+    """Measures all that the settings ask for.
+
+    Args:
+        settings: sizes and conditions.
+        progress: receives a line of text before each part.
+
+    Raises:
+        InputError: the device is not there.
+    """
+    device = resolve_device(settings.device)
+    measurements: list[Measurement] = []
+    rates: list[float] = []
+    descriptions: dict[str, str] = {}
+    absent: dict[str, str] = {}
+    with thread_count(settings.threads) as threads:
+        for level in settings.levels:
+            contenders, absent = make_contenders(settings, level)
+            descriptions = {contender.name: contender.description for contender in contenders}
+            for mode in settings.modes:
+                found, found_rates = _measure(settings, level, mode, contenders, device, progress)
+                measurements += found
+                rates += found_rates
+    return AttentionBench(settings, threads, tuple(measurements), descriptions, absent, tuple(rates))
+
+
+def _measure(
+    settings: AttentionBenchSettings,
+    level: Level,
+    mode: Mode,
+    contenders: Sequence[Contender],
+    device: torch.device,
+    progress: Callable[[str], None],
+) -> tuple[list[Measurement], list[float]]:
+    """Measurements of one level and mode, and the rates of the large matrix product meanwhile."""
+    progress(f"{level}, {mode}: memory")
+    reasons = _skips(settings, level, mode, contenders, device)
+    matmul = SquareMatmul(MATMUL_SIZE, device)
+    calls: dict[tuple[str, int], Callable[[], object]] = {}
+    memory: dict[tuple[str, int], int] = {}
+    flops: dict[tuple[str, int], int] = {}
+    for length in settings.lengths:
+        inputs = make_inputs(settings, level, length)
+        for contender in contenders:
+            key = (contender.name, length)
+            if key not in reasons:
+                calls[key] = _call(contender, mode, inputs)
+                # The first call fills caches, which are no part of the peak.
+                flops[key] = matmul_flops(calls[key])
+                memory[key] = peak_memory(calls[key], device)
+        calls["matmul", length] = matmul
+
+    def tell(turn: int) -> None:
+        progress(f"{level}, {mode}: round {turn} of {settings.repeats}")
+
+    seconds = time_alternating(calls, settings.repeats, device, tell)
+    rates = [matmul.flops / s for (name, _), samples in seconds.items() if name == "matmul" for s in samples]
+    measurements = []
+    for length in settings.lengths:
+        for contender in contenders:
+            key = (contender.name, length)
+            if key in reasons:
+                measurements.append(Measurement(level, mode, *key, skipped=reasons[key]))
+            else:
+                samples = tuple(seconds[key])
+                measurements.append(Measurement(level, mode, *key, samples, memory[key], flops[key]))
+    return measurements, rates
+
+
+def _call(contender: Contender, mode: Mode, inputs: AttentionInputs) -> Callable[[], object]:
+    return partial(contender.forward if mode == "forward" else contender.train, inputs)
+
+
+def _skips(
+    settings: AttentionBenchSettings,
+    level: Level,
+    mode: Mode,
+    contenders: Sequence[Contender],
+    device: torch.device,
+) -> dict[tuple[str, int], str]:
+    """Which contenders not to run at which lengths, and why."""
+    reasons = {}
+    for contender in contenders:
+        if not contender.quadratic:
+            continue
+        calls = [_call(contender, mode, make_inputs(settings, level, length)) for length in PROBE_LENGTHS]
+        calls[0]()
+        peaks = [peak_memory(call, device) for call in calls]
+        for length in settings.lengths:
+            need = predicted_peak(peaks, length) / GIB
+            if need > settings.memory_budget:
+                reasons[contender.name, length] = (
+                    f"needs about {need:.3g} GiB, above the budget of {settings.memory_budget:g} GiB"
+                )
+    return reasons
+
+
+def predicted_peak(peaks: Sequence[float], length: int) -> float:
+    """Peak memory at `length` from those at `PROBE_LENGTHS`: the parabola through them and through 0 at 0."""
+    (n, m), (p, q) = PROBE_LENGTHS, peaks
+    square = (q / m - p / n) / (m - n)
+    return square * length**2 + (p / n - square * n) * length
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of that name.
+
+    Raises:
+        InputError: it is neither a CPU nor a CUDA device that is there.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device {name} is unknown; use cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"--device {name} can not be measured; use cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"--device {name} is not there: torch finds no CUDA device; use cpu")
+    return device
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The command: measures, prints the tables, writes attention.json and attention.png."""
+    from rich.console import Console
+
+    from molflt.bench.attention_report import print_report, write_report
+
+    settings = settings_from_arguments(arguments)
+    try:
+        Path(settings.output).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--output {settings.output} can not be made: {error.strerror}") from None
+    with Console(stderr=True).status("starting") as status:
+        result = bench_attention(settings, progress=status.update)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    print_report(result, console)
+    for path in write_report(result, settings.output):
+        console.print(f"written: {path}", soft_wrap=True, markup=False)
+    return 0

@@ -1,0 +1,191 @@
+"""Checkpoints: one file that predicts by itself and runs nothing when it is read.
+
+A molflt checkpoint is a Lightning checkpoint (a `torch.save` archive) that holds, beside Lightning's own
+entries,
+
+    state_dict   the weights and buffers of the network under `model.<name>` (the averaged weights
+                 where training averages them)
+    molflt       {format, version, config, metadata}: plain dicts, lists, strings and numbers
+
+Only tensors and plain values are stored, files are always read with `weights_only=True`, and the archive's
+checksums are verified first, so that a cut, altered or foreign file is one clear `InputError`.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from molflt.build import build_model
+from molflt.config import Config, config_from_dict, config_to_dict
+from molflt.errors import InputError
+from molflt.models.graphormer3d import Graphormer3D
+
+FORMAT = "molflt-checkpoint"
+VERSION = 1
+MODEL_PREFIX = "model."
+
+
+@dataclass
+class CheckpointMetadata:
+    """What a checkpoint says about itself and about the data its weights come from."""
+
+    molflt_version: str = field(default_factory=lambda: installed_version("molflt"))
+    """Version of molflt that wrote the file."""
+    energy_meaning: str = ""
+    """What the predicted energy is, in words."""
+    splits: dict[str, int] = field(default_factory=dict)
+    """Systems per split that training read."""
+    elements: list[int] = field(default_factory=list)
+    """Atomic numbers in the training split, ascending."""
+    num_atoms_range: list[int] = field(default_factory=list)
+    """Atoms of the smallest and of the largest training system."""
+    energy_mean: float = 0.0
+    """Mean of the training targets, eV."""
+    energy_std: float = 1.0
+    """Standard deviation of the training targets, eV."""
+    delta_pos_std: float = 1.0
+    """Root mean square of a component of Δpos over free atoms, Å."""
+    epoch: int = 0
+    """Epochs trained when the file was written."""
+    step: int = 0
+    """Optimiser steps taken when the file was written."""
+    val_metrics: dict[str, float] = field(default_factory=dict)
+    """Validation metrics when the file was written, `<split>/energy_mae` in eV and `<split>/ewt`."""
+
+
+@dataclass
+class Checkpoint:
+    """A checkpoint in memory: the network in evaluation mode, and what made it."""
+
+    config: Config
+    model: Graphormer3D
+    metadata: CheckpointMetadata
+
+
+def model_from_config(config: Config) -> Graphormer3D:
+    """The network a configuration describes, newly initialised from torch's global random state."""
+    return build_model(
+        config.model, radius=config.data.radius, predict_delta_pos=any(config.optim.delta_pos_weight)
+    )
+
+
+def checkpoint_section(config: Config, metadata: CheckpointMetadata) -> dict[str, Any]:
+    """The `molflt` entry of a checkpoint file."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "config": config_to_dict(config),
+        "metadata": asdict(metadata),
+    }
+
+
+def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
+    """Write a checkpoint for prediction: weights and description, no optimiser state."""
+    state = {MODEL_PREFIX + name: value for name, value in checkpoint.model.state_dict().items()}
+    section = checkpoint_section(checkpoint.config, checkpoint.metadata)
+    write_atomically({"state_dict": state, "molflt": section}, path)
+
+
+def write_atomically(content: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """`torch.save` to a neighbouring file that then takes the name: `path` is whole or untouched."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        torch.save(dict(content), partial)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read a checkpoint and rebuild its network, on the CPU and in evaluation mode.
+
+    torch's global random state is left as it was. Raises `InputError` for a file that is missing, cut,
+    altered, foreign or written by a newer format than this molflt reads.
+    """
+    content = _read_archive(Path(path))
+    section = content.get("molflt")
+    if not isinstance(section, Mapping) or section.get("format") != FORMAT:
+        raise InputError(f"{path} is no molflt checkpoint; give one that `molflt train` wrote")
+    version, metadata_values = section.get("version"), section.get("metadata")
+    if not isinstance(version, int) or not isinstance(metadata_values, Mapping):
+        raise InputError(f"{path} is a damaged molflt checkpoint; copy it again from its source")
+    if version > VERSION:
+        writer = metadata_values.get("molflt_version", "of a newer version")
+        raise InputError(
+            f"{path} was written by molflt {writer} in format {version}, this molflt "
+            f"{installed_version('molflt')} reads formats up to {VERSION}; upgrade molflt"
+        )
+    config = config_from_dict(section.get("config"), source=f"{path} (its configuration)")
+    metadata = _metadata(metadata_values, path)
+    with torch.random.fork_rng(devices=[]):
+        model = model_from_config(config)
+    _load_weights(model, content.get("state_dict"), path)
+    return Checkpoint(config, model.eval(), metadata)
+
+
+def _read_archive(path: Path) -> Mapping[str, Any]:
+    try:
+        if path.is_dir():
+            raise InputError(
+                f"{path} is a folder; give a checkpoint file, such as checkpoints/best.ckpt in a run folder"
+            )
+        path.open("rb").close()
+    except FileNotFoundError:
+        raise InputError(f"no checkpoint at {path}; give a file that `molflt train` wrote") from None
+    except OSError as error:
+        raise InputError(f"cannot read the checkpoint {path}: {error.strerror}") from error
+    unreadable = (
+        f"{path} is no checkpoint, or a cut one; copy it again or give a file that `molflt train` wrote"
+    )
+    if not zipfile.is_zipfile(path):
+        raise InputError(unreadable)
+    # Reading hostile bytes can fail in any way; whatever it is, the file is at fault.
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        content = None if damaged else torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise InputError(unreadable) from error
+    if damaged:
+        raise InputError(f"{path} is damaged: {damaged} fails its checksum; copy it again from its source")
+    if not isinstance(content, Mapping):
+        raise InputError(f"{path} is no molflt checkpoint; give one that `molflt train` wrote")
+    return content
+
+
+def _metadata(values: Mapping[str, Any], path: str | os.PathLike[str]) -> CheckpointMetadata:
+    missing = {item.name for item in fields(CheckpointMetadata)} ^ set(values)
+    if missing:
+        raise InputError(
+            f"{path} has damaged metadata ({', '.join(sorted(missing))}); copy it again from its source"
+        )
+    return CheckpointMetadata(**values)
+
+
+def _load_weights(model: Graphormer3D, state: Any, path: str | os.PathLike[str]) -> None:
+    expected = model.state_dict()
+    found: dict[str, Tensor] = {}
+    if isinstance(state, Mapping):
+        found = {
+            str(name).removeprefix(MODEL_PREFIX): value
+            for name, value in state.items()
+            if isinstance(value, Tensor)
+        }
+    for name in sorted(expected.keys() | found.keys()):
+        if name not in found or name not in expected or found[name].shape != expected[name].shape:
+            raise InputError(
+                f"the weights in {path} do not fit its configuration (first at {name}); "
+                "it is damaged or was written by another version of molflt"
+            )
+    model.load_state_dict(found)

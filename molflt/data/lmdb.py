@@ -1,0 +1,264 @@
+"""Data records in LMDB files, as OC20 lays them out: one pickled record under each key `0`, `1`, ...
+
+Reading: `RecordReader` takes a file, a folder of shards or a folder with `data.lmdb`, counts records from
+LMDB's own entry count (a stored `length` may be missing or wrong) and reads by index. It holds no lock, no
+map and no state that a forked or spawned worker could spoil, and a damaged file gives an `InputError`.
+Writing: `write_lmdb` gives the same bytes for the same records, and the file appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import lmdb
+from torch_geometric.data import Data
+
+from molflt.data.lmdb_pages import PageError, PageFile
+from molflt.data.pickle_writer import Layout, dump_int, dump_record
+from molflt.data.pickles import load_record
+from molflt.errors import InputError
+
+LENGTH_KEY = b"length"
+_BATCH = 1000
+_FIRST_MAP_SIZE = 1 << 24
+
+
+def find_lmdb_files(path: str | os.PathLike[str]) -> list[Path]:
+    """The LMDB files that `path` stands for: itself, or all `*.lmdb` of a folder in sorted order.
+
+    A folder that LMDB made itself (with `data.mdb` inside) counts as the file within, at either level.
+
+    Raises:
+        InputError: nothing there, or no LMDB in the folder.
+    """
+    path = Path(path)
+    if path.is_dir():
+        if (inner := path / "data.mdb").is_file():
+            return [inner]
+        found = sorted(entry for entry in path.iterdir() if entry.suffix == ".lmdb")
+        files = [entry / "data.mdb" if entry.is_dir() else entry for entry in found]
+        if not files:
+            raise InputError(
+                f"{path} holds no .lmdb file; give an LMDB file, or the folder that holds its shards"
+            )
+        return files
+    if not path.exists():
+        raise InputError(f"{path} does not exist; give an LMDB file, or the folder that holds its shards")
+    return [path]
+
+
+class RecordFile:
+    """One LMDB file of numbered records.
+
+    Raises:
+        InputError: the file is missing, empty, foreign, cut short or damaged.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._pages = self._guarded(PageFile, self.path)
+        self._keys: list[bytes] | None = None
+        self._guarded(self._number_records)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(self, index: int) -> bytes:
+        """The bytes of record `index`."""
+        key = self._keys[index] if self._keys is not None else str(index).encode()
+        value = self._guarded(self._pages.get, key)
+        if value is None:
+            raise InputError(
+                f"{self.name(index)} is missing from the file; take the file from its source again"
+            )
+        return value
+
+    def name(self, index: int) -> str:
+        """What to call record `index` in a message."""
+        key = self._keys[index].decode() if self._keys is not None else str(index)
+        return f"record {key} of {self.path}"
+
+    @property
+    def pages(self) -> PageFile:
+        """The file's pages, for whoever fingerprints them."""
+        return self._pages
+
+    def close(self) -> None:
+        """Close the file."""
+        self._pages.close()
+
+    def _number_records(self) -> None:
+        """Records are `0` to `n - 1` in nearly every file; only where they are not, all keys are listed."""
+        pages = self._pages
+        if pages.get(b"nextid") is not None:
+            raise InputError(
+                f"{self.path} is an ASE database in LMDB (.aselmdb), not OC20's format; read it with ase.db"
+            )
+        count = pages.entries - (pages.get(LENGTH_KEY) is not None)
+        if count > 0 and self._is_gapless(count):
+            self._count = count
+            return
+        self._keys = sorted((key for key in pages if key.isdigit()), key=lambda key: (len(key), key))
+        self._count = len(self._keys)
+        if not self._keys and count > 0:
+            first = pages.first_key()
+            raise InputError(
+                f"{self.path} is an LMDB of something else: its {pages.entries} keys (first: {first!r}) are "
+                "not numbers, as OC20's records have"
+            )
+
+    def _is_gapless(self, count: int) -> bool:
+        """Whether the lowest, last and highest keys in byte order are those of `0` to `count - 1`."""
+        last = str(count - 1)
+        highest = max(last, "9" * (len(last) - 1)).encode()
+        above = LENGTH_KEY if self._pages.get(LENGTH_KEY) is not None else highest
+        return (
+            self._pages.first_key() == b"0"
+            and self._pages.last_key() == above
+            and self._pages.get(last.encode()) is not None
+            and self._pages.get(highest) is not None
+            and self._pages.get(str(count).encode()) is None
+        )
+
+    def _guarded(self, function: Any, *args: Any) -> Any:
+        try:
+            return function(*args)
+        except PageError as error:
+            raise InputError(f"{self.path} is {error}; take the file from its source again") from None
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be read: {error.strerror or error}") from None
+
+
+class RecordReader:
+    """Numbered records over one file or all shards of a folder; pickles as its path.
+
+    Args:
+        path: an LMDB file, a folder of `*.lmdb` shards, or a folder with `data.lmdb`.
+
+    Raises:
+        InputError: as `find_lmdb_files` and `RecordFile`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._open()
+
+    def _open(self) -> None:
+        self.files = [RecordFile(file) for file in find_lmdb_files(self.path)]
+        self._ends = list(itertools.accumulate(len(file) for file in self.files))
+        if not len(self):
+            raise InputError(f"{self.path} holds no records; write some, or give another file")
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.path = state["path"]
+        self._open()
+
+    def locate(self, index: int) -> tuple[RecordFile, int]:
+        """The file that holds record `index` (0 to len - 1), and the record's number in it."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"record {index} of {len(self)} in {self.path}")
+        shard = bisect.bisect_right(self._ends, index)
+        return self.files[shard], index - (self._ends[shard] - len(self.files[shard]))
+
+    def read(self, index: int) -> tuple[dict[str, Any], str]:
+        """Record `index` as a dict of its raw fields, and what to call it in a message."""
+        file, number = self.locate(index)
+        name = file.name(number)
+        return load_record(file.read(number), name), name
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self.files:
+            file.close()
+
+
+def write_lmdb(
+    path: str | os.PathLike[str],
+    records: Iterable[Data | Mapping[str, Any]],
+    layout: Layout = "pyg2",
+    with_length: bool = True,
+) -> int:
+    """Write records as one OC20-format LMDB file; an existing file is replaced once the new one is whole.
+
+    The file is built under a temporary name beside `path` and renamed, so an interrupted call leaves
+    nothing that opens. It is compact (no free pages) and the same for the same records and page size.
+
+    Args:
+        path: the file to make; its folder is made if needed.
+        records: `Data` objects or dicts of tensors, numbers and strings; consumed one by one.
+        layout: `pyg2`, or `pyg1` for OC20's own (see `pickle_writer`).
+        with_length: also store `length`, which some readers want.
+
+    Returns:
+        The number of records.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    return write_entries(path, (dump_record(_fields(record), layout) for record in records), with_length)
+
+
+def write_entries(path: str | os.PathLike[str], values: Iterable[bytes], length: bool | int = True) -> int:
+    """Write values under the keys `0`, `1`, ...; otherwise as `write_lmdb`.
+
+    `length` is whether to store the number of records; a number is stored as it is, right or wrong.
+    """
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+            grown, compact = os.path.join(folder, "grown"), os.path.join(folder, "compact")
+            with lmdb.open(
+                grown, subdir=False, lock=False, sync=False, map_size=_FIRST_MAP_SIZE
+            ) as environment:
+                count = _put_all(environment, values, length)
+                environment.copy(compact, compact=True)
+            with open(compact, "rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(compact, path)
+    except (OSError, lmdb.Error) as error:
+        raise InputError(f"{path} cannot be written: {error}; choose a writable place with room") from None
+    return count
+
+
+def _put_all(environment: lmdb.Environment, values: Iterable[bytes], length: bool | int) -> int:
+    count = 0
+    for batch in _batched(values, _BATCH):
+        _put(environment, [(str(count + i).encode(), value) for i, value in enumerate(batch)])
+        count += len(batch)
+    if length is not False:
+        _put(environment, [(LENGTH_KEY, dump_int(count if length is True else length))])
+    return count
+
+
+def _put(environment: lmdb.Environment, items: list[tuple[bytes, bytes]]) -> None:
+    while True:
+        try:
+            with environment.begin(write=True) as transaction:
+                for key, value in items:
+                    transaction.put(key, value)
+            return
+        except lmdb.MapFullError:
+            environment.set_mapsize(2 * environment.info()["map_size"])
+
+
+def _batched(values: Iterable[bytes], size: int) -> Iterator[tuple[bytes, ...]]:
+    iterator = iter(values)
+    while batch := tuple(itertools.islice(iterator, size)):
+        yield batch
+
+
+def _fields(record: Data | Mapping[str, Any]) -> Mapping[str, Any]:
+    return record.to_dict() if isinstance(record, Data) else record

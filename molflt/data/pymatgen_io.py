@@ -1,0 +1,212 @@
+"""Structures by way of pymatgen: its objects, and CIF files.
+
+CIF is read by pymatgen because it keeps site occupancies; they are checked before anything is built. pymatgen
+is imported when this is needed and not before, as that takes over a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from ase import Atoms
+from ase.constraints import FixAtoms
+from ase.data import atomic_numbers, chemical_symbols
+from ase.geometry import cellpar_to_cell
+from numpy.typing import NDArray
+
+from molflt.data.cells import check_cell
+from molflt.data.validity import check_occupancies, check_structure
+from molflt.data.xyz import isotope_note, plain_symbol
+from molflt.errors import InputError
+
+if TYPE_CHECKING:
+    from pymatgen.io.cif import CifBlock
+
+_TYPE_SYMBOL = re.compile(r"([A-Za-z]{1,2})(?![A-Za-z])")
+_LABEL_SYMBOL = re.compile(r"([A-Za-z]{1,2})")
+_BENIGN = re.compile(r"No _symmetry_equiv_pos_as_xyz|\d+ fractional coordinates rounded")
+"""What pymatgen says of a space group named without its operations, and of 1/3 rounded to itself."""
+_UNSTATED = frozenset({"", ".", "?"})
+
+
+def atoms_from_pymatgen(obj: Any) -> tuple[Atoms, list[str]]:
+    """Convert a pymatgen Structure or Molecule to ASE atoms and notes.
+
+    Site properties `tags` and `selective_dynamics` are kept as tags and fixed atoms. Positions and cell stay
+    as they are.
+
+    Raises:
+        InputError: a site that is partly occupied, shared by several species, or holds a dummy species.
+    """
+    symbols = []
+    for index, site in enumerate(obj):
+        if len(site.species) != 1:
+            raise InputError(
+                f"site {index} ({site.species_string}) is shared by several species: a disordered site is no "
+                "single structure; choose an ordered arrangement"
+            )
+        symbols.append(_symbol(site))
+    check_occupancies(
+        [site.species.num_atoms for site in obj], [f"site {i} ({s})" for i, s in enumerate(symbols)]
+    )
+    for index, symbol in enumerate(symbols):
+        if plain_symbol(symbol) not in chemical_symbols[1:]:
+            raise InputError(
+                f"site {index} holds the dummy species {symbol}; give it a real element or remove it"
+            )
+    atoms = Atoms(
+        [plain_symbol(symbol) for symbol in symbols], positions=np.array(obj.cart_coords).reshape(-1, 3)
+    )
+    lattice = getattr(obj, "lattice", None)
+    if lattice is not None:
+        atoms.set_cell(lattice.matrix)
+        atoms.set_pbc(lattice.pbc)
+    properties = obj.site_properties
+    if "tags" in properties:
+        atoms.set_tags(properties["tags"])
+    if "selective_dynamics" in properties:
+        moves = np.array(properties["selective_dynamics"], dtype=bool)
+        atoms.set_constraint(FixAtoms(mask=~moves.any(axis=1)))
+    return atoms, isotope_note(symbols)
+
+
+def _symbol(site: Any) -> str:
+    """Return the symbol of a site's only species, D and T kept apart from H."""
+    species = next(iter(site.species))
+    element = getattr(species, "element", species)
+    return getattr(element, "value", species.symbol)
+
+
+def iter_cif(text: str) -> Iterator[tuple[Atoms, list[str]] | InputError]:
+    """Yield the structure of each data block of a CIF file as atoms and notes, or why it is refused.
+
+    A CIF gives lengths and angles, not vectors: a is put along x and b into the xy plane, as in OC20. Where
+    every listed site is one atom, order and positions are those of the file; where symmetry multiplies the
+    sites, pymatgen expands them and a note says so.
+
+    Raises:
+        InputError: if the file cannot be parsed or holds no block with atom sites.
+    """
+    from pymatgen.io.cif import CifBlock
+
+    found = False
+    for block_text in re.split(r"^(?=data_)", text, flags=re.MULTILINE | re.IGNORECASE)[1:]:
+        try:
+            block = CifBlock.from_str(block_text)
+        except Exception as error:  # malformed text raises IndexError, ValueError, ZeroDivisionError, ...
+            raise InputError(f"cannot be read as CIF ({_reason(error)}); correct the file") from error
+        if "_atom_site_fract_x" not in block.data and "_atom_site_label" not in block.data:
+            continue
+        found = True
+        try:
+            yield _read_block(block)
+        except InputError as error:
+            yield error
+    if not found:
+        raise InputError("holds no CIF data block with atom sites; give a file with a crystal structure")
+
+
+def _read_block(block: CifBlock) -> tuple[Atoms, list[str]]:
+    from pymatgen.io.cif import CifParser
+
+    columns = {name: _column(block, name) for name in ("label", "type_symbol", "occupancy", "calc_flag")}
+    fractional = _fractional_positions(block)
+    names = columns["label"] or columns["type_symbol"] or []
+    if len(names) != len(fractional):
+        raise InputError("lists sites without labels; add _atom_site_label")
+    symbols = _site_symbols(columns["type_symbol"] or names, names, columns["type_symbol"] is not None)
+    flags = columns["calc_flag"] or []
+    if "dum" in flags:
+        raise InputError(f"site {names[flags.index('dum')]} is a dummy atom; remove it")
+    if columns["occupancy"] is not None:
+        shares = [1.0 if text in _UNSTATED else _number(text, "occupancy") for text in columns["occupancy"]]
+        check_occupancies(shares, [f"site {name}" for name in names])
+        block.data["_atom_site_occupancy"] = ["1"] * len(shares)
+
+    numbers = np.array([atomic_numbers[plain_symbol(symbol)] for symbol in symbols])
+    cell = _cell(block)
+    check_structure(numbers, fractional @ cell, cell, np.ones(3, dtype=bool))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the parser keeps them, see below
+            parser = CifParser.from_str(str(block), frac_tolerance=0.0, check_cif=False)
+            structure = parser.parse_structures(primitive=False, on_error="raise")[0]
+        formula = block.data.get("_chemical_formula_sum", "?")
+        mismatch = parser.check(structure) if formula not in _UNSTATED else None
+    except Exception as error:  # pymatgen raises what a malformed block leads to
+        raise InputError(f"cannot be read as CIF ({_reason(error)}); correct the file") from error
+    if mismatch is not None:
+        raise InputError(
+            f"lists {structure.composition.formula} but states the formula {formula} "
+            f"({' '.join(mismatch.split())[:120]}); correct the sites or _chemical_formula_sum"
+        )
+    notes = [f"pymatgen: {' '.join(text.split())}" for text in parser.warnings if not _BENIGN.match(text)]
+    coordinates = fractional
+    if len(structure) != len(symbols):
+        notes.append(f"the {len(symbols)} sites of the file are {len(structure)} atoms by symmetry")
+        coordinates = np.array(structure.frac_coords)
+        symbols = [_symbol(site) for site in structure]
+    notes += isotope_note(symbols)
+    return Atoms(
+        [plain_symbol(symbol) for symbol in symbols], positions=coordinates @ cell, cell=cell, pbc=True
+    ), notes
+
+
+def _site_symbols(texts: list[str], names: list[str], are_types: bool) -> list[str]:
+    symbols = []
+    for text, name in zip(texts, names, strict=True):
+        found = (_TYPE_SYMBOL if are_types else _LABEL_SYMBOL).match(text)
+        letters = found.group(1) if found else ""
+        options = [letters.capitalize()] if are_types else [letters.capitalize(), letters[:1].upper()]
+        symbol = next((s for s in options if plain_symbol(s) in chemical_symbols[1:]), None)
+        if symbol is None:
+            raise InputError(
+                f"site {name} has the dummy or unknown element {text!r}; give it a real element or remove it"
+            )
+        symbols.append(symbol)
+    return symbols
+
+
+def _fractional_positions(block: CifBlock) -> NDArray[np.float64]:
+    axes = [_column(block, f"fract_{axis}") for axis in "xyz"]
+    if any(axis is None for axis in axes):
+        raise InputError(
+            "has no fractional coordinates (_atom_site_fract_x, _y, _z); write it as a crystal CIF"
+        )
+    return np.array([[_number(text, "coordinate") for text in axis or []] for axis in axes]).T
+
+
+def _cell(block: CifBlock) -> NDArray[np.float64]:
+    names = [f"length_{axis}" for axis in "abc"] + [f"angle_{angle}" for angle in ("alpha", "beta", "gamma")]
+    values = [_number(block.data.get(f"_cell_{name}", "?"), name.replace("_", " ")) for name in names]
+    with np.errstate(all="ignore"), contextlib.suppress(AssertionError):
+        cell = cellpar_to_cell(values)
+        check_cell(cell, np.ones(3, dtype=bool))
+        return cell
+    raise InputError(f"has the cell {values}, whose angles no cell can have; correct the cell")
+
+
+def _column(block: CifBlock, name: str) -> list[str] | None:
+    values = block.data.get(f"_atom_site_{name}")
+    if values is None:
+        return None
+    return [values] if isinstance(values, str) else list(values)
+
+
+def _number(text: str, what: str) -> float:
+    """Return a CIF number without its uncertainty in brackets."""
+    try:
+        return float(re.sub(r"\(.*", "", text))
+    except ValueError:
+        raise InputError(
+            f"has the {what} {text!r}, which is no number; correct it or remove the site"
+        ) from None
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

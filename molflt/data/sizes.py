@@ -1,0 +1,131 @@
+"""How many atoms and edges each record has, and its id: what batching by size needs before reading anything.
+
+Counting means looking at every record once, a few minutes for 460,328 of them. So the counts of a large
+file are kept beside it, in `<name>.sizes.npz`, with a fingerprint of the file's content; if the file changes,
+the counts are taken again. Where the folder cannot be written, they are taken each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from molflt.data.lmdb import RecordFile, RecordReader
+from molflt.data.pickles import peek_record
+from molflt.data.records import REQUIRED, parse_sid
+from molflt.errors import InputError
+
+KEEP_FROM = 10_000
+"""Records from which on a file's counts are kept; fewer take seconds."""
+_SAMPLED_PAGES = 256
+
+
+class RecordSizes(NamedTuple):
+    """One row per record."""
+
+    sid: Tensor
+    """The records' ids, int64 [N]."""
+    num_atoms: Tensor
+    """Atoms, int64 [N]."""
+    num_edges: Tensor
+    """Edges stored in the record, 0 without, int64 [N]."""
+
+
+def record_sizes(reader: RecordReader, progress: bool = False) -> RecordSizes:
+    """Sizes of all records of a reader, from the kept counts where they are there and match the content.
+
+    Args:
+        reader: the records.
+        progress: show a progress bar on stderr while counting.
+
+    Raises:
+        InputError: a record is damaged or has no atoms.
+    """
+    tables, first = [], 0
+    for file in reader.files:
+        tables.append(_file_sizes(file, first, progress))
+        first += len(file)
+    return RecordSizes(*(torch.from_numpy(column) for column in np.concatenate(tables, axis=1)))
+
+
+def content_fingerprint(file: RecordFile) -> str:
+    """SHA-256 over an LMDB file's size, transaction number and 256 of its pages, evenly spread.
+
+    Every committed write changes LMDB's transaction number; the pages tell apart files that were made anew.
+    """
+    pages = file.pages
+    digest = hashlib.sha256(f"{pages.size} {pages.entries} {pages.transaction}".encode())
+    total = pages.size // pages.page_size
+    for number in np.unique(np.linspace(0, total - 1, min(total, _SAMPLED_PAGES)).astype(int)):
+        digest.update(pages.read_page(int(number)))
+    return digest.hexdigest()
+
+
+def sizes_path(path: Path) -> Path:
+    """Where the counts of an LMDB file are kept."""
+    return path.with_name(f"{path.name}.sizes.npz")
+
+
+def _file_sizes(file: RecordFile, first: int, progress: bool) -> np.ndarray:
+    """Rows sid, atoms, edges; `first` is the place of the file's first record, its id where it has none."""
+    if len(file) < KEEP_FROM:
+        return _count(file, first, progress)
+    kept, fingerprint = sizes_path(file.path), content_fingerprint(file)
+    table = _load(kept, fingerprint, len(file))
+    if table is None:
+        table = _count(file, first, progress)
+        _keep(kept, fingerprint, table)
+    return table
+
+
+def _count(file: RecordFile, first: int, progress: bool) -> np.ndarray:
+    table = np.zeros((3, len(file)), dtype=np.int64)
+    indices = range(len(file))
+    if progress:
+        from rich.console import Console
+        from rich.progress import track
+
+        indices = track(
+            indices, description=f"Counting atoms in {file.path.name}", console=Console(stderr=True)
+        )
+    for index in indices:
+        name = file.name(index)
+        shapes, sid = peek_record(file.read(index), name)
+        atoms = shapes.get("atomic_numbers", (0,))
+        if len(atoms) != 1 or atoms[0] == 0:
+            raise InputError(f"{name} has no atoms; a structure needs {' and '.join(map(repr, REQUIRED))}")
+        edges = shapes.get("edge_index", (2, 0))
+        table[:, index] = parse_sid(first + index if sid is None else sid, name), atoms[0], edges[-1]
+    return table
+
+
+def _load(path: Path, fingerprint: str, count: int) -> np.ndarray | None:
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as kept:
+            table = kept["sizes"]
+            if (
+                str(kept["fingerprint"]) == fingerprint
+                and table.shape == (3, count)
+                and table.dtype == np.int64
+            ):
+                return table
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        pass
+    return None
+
+
+def _keep(path: Path, fingerprint: str, table: np.ndarray) -> None:
+    growing = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(growing, "wb") as file:
+            np.savez(file, fingerprint=fingerprint, sizes=table)
+        os.replace(growing, path)
+    except OSError:
+        growing.unlink(missing_ok=True)

@@ -1,0 +1,85 @@
+"""Pre-LN transformer encoder over padded atoms, indifferent to what its attention layers compute.
+
+    x = x + dropout(attention(norm(x)));  x = x + dropout(W_2 gelu(W_1 norm(x)))
+
+for each layer, the stack of layers repeated `num_blocks` times with the same weights, then a last norm.
+
+Source: Graphormer-3D (Shi et al., arXiv 2203.04810), layers and repeats ("blocks").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class EncoderLayer(nn.Module):
+    """One pre-LN block around an attention layer.
+
+    Args:
+        attention: module called as `attention(x, pos, atom_mask, positional=...)` that keeps the shape of x
+            and has `encode_positions(pos)`, such as `FLTAttention` and `SoftmaxAttention`.
+        channels: C.
+        ffn_channels: hidden width of the feed-forward part.
+        dropout: probability, after attention and after the feed-forward part.
+    """
+
+    attention: Any
+
+    def __init__(self, attention: nn.Module, channels: int, ffn_channels: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.attention = attention
+        self.attention_norm = nn.LayerNorm(channels)
+        self.ffn_norm = nn.LayerNorm(channels)
+        self.ffn = nn.Sequential(
+            nn.Linear(channels, ffn_channels), nn.GELU(), nn.Linear(ffn_channels, channels)
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, pos: Tensor, atom_mask: Tensor, positional: Any = None) -> Tensor:
+        """x [B, N, C] and pos [B, N, X] to [B, N, C]; `atom_mask` [B, N] is true at real atoms."""
+        attended = self.attention(self.attention_norm(x), pos, atom_mask, positional=positional)
+        x = x + self.dropout(attended)
+        return x + self.dropout(self.ffn(self.ffn_norm(x)))
+
+
+class Encoder(nn.Module):
+    """A stack of layers, repeated with shared weights.
+
+    What depends on positions alone is computed once for each distinct `attention.rpe`: once in all when the
+    layers share one, once per layer when they do not, and never again for the repeats.
+
+    Args:
+        layers: the layers, all of one width.
+        channels: C.
+        num_blocks: how often the stack is run.
+    """
+
+    def __init__(self, layers: Iterable[EncoderLayer], channels: int, num_blocks: int = 1) -> None:
+        super().__init__()
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
+        self.layers: Any = nn.ModuleList(layers)
+        self.num_blocks = num_blocks
+        self.norm = nn.LayerNorm(channels)
+
+    def forward(self, x: Tensor, pos: Tensor, atom_mask: Tensor) -> Tensor:
+        """x [B, N, C] and pos [B, N, X] to [B, N, C]; `atom_mask` [B, N] is true at real atoms."""
+        encoded: dict[Any, Any] = {}
+        for layer in self.layers:
+            if (key := _encoding_key(layer.attention)) not in encoded:
+                encoded[key] = layer.attention.encode_positions(pos)
+        for _ in range(self.num_blocks):
+            for layer in self.layers:
+                x = layer(x, pos, atom_mask, encoded[_encoding_key(layer.attention)])
+        return self.norm(x)
+
+    def extra_repr(self) -> str:
+        return f"num_blocks={self.num_blocks}"
+
+
+def _encoding_key(attention: nn.Module) -> tuple[type, int]:
+    """Equal for layers to which positions look the same: of one class, with one RPE."""
+    return type(attention), id(getattr(attention, "rpe", None))

@@ -1,0 +1,1 @@
+"""Layers of molflt: tensors in, tensors out."""

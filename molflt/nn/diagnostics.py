@@ -1,0 +1,118 @@
+"""How good a Fourier RPE's estimate is: measured error, variance bound, effective sample size.
+
+With c = sup |g|/p the estimate's variance is at most (c^2 - f^2)/R (flt_math, section 1; arXiv 2302.01925,
+Theorem A.3). c is infinite where p has thinner tails than |g|: the estimate is then right on average only,
+and single draws are far off. All functions work without gradients.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from molflt.nn.rpe import FourierRPE
+
+NUM_RADII = 800
+NUM_RANDOM_DIRECTIONS = 32
+SMALLEST_SPECTRUM = 1e-300
+LEAST_GROWTH = 0.05
+
+
+class UnboundedRatioWarning(UserWarning):
+    """g/p is unbounded: the sampling density's tails are thinner than the spectrum's."""
+
+
+@torch.no_grad()
+def rpe_bias_error(
+    rpe: FourierRPE, pos: Float[Tensor, "B N X"], atom_mask: Bool[Tensor, "B N"] | None = None
+) -> Float[Tensor, "B H"]:
+    """Largest |estimate - f| over all pairs of real positions, in units of f (attention logits).
+
+    Raises NotImplementedError where the spectrum has no closed form.
+
+    Args:
+        rpe: the encoding.
+        pos: positions.
+        atom_mask: true at real positions; all are without it.
+    """
+    error = (rpe.dense_bias(pos) - rpe.closed_form_bias(pos)).abs()
+    if atom_mask is not None:
+        pairs = atom_mask.unsqueeze(-1) & atom_mask.unsqueeze(-2)
+        error = torch.where(pairs.unsqueeze(1), error, 0.0)
+    return error.amax((-1, -2))
+
+
+@torch.no_grad()
+def effective_sample_size(rpe: FourierRPE) -> Float[Tensor, "*G H"]:
+    """(sum_k |W_k|)^2 / sum_k |W_k|^2 per head: how many of the R frequencies carry the estimate, 1 to R.
+
+    NaN for a head whose weights are all zero.
+    """
+    amplitudes = rpe.amplitudes().double()
+    return amplitudes.sum(-1).square() / amplitudes.square().sum(-1)
+
+
+@torch.no_grad()
+def variance_bound(rpe: FourierRPE) -> Float[Tensor, "H"]:
+    """c = sup |g|/p per head, so that Var[estimate] <= (c^2 - f^2)/R; infinite where g/p is unbounded.
+
+    The supremum is searched in float64 along rays from the spectrum's peaks, as far out as |g| can be
+    represented (1e-300). A head counts as unbounded where the largest ratio lies at the outer ends of the
+    rays. (A density that is too thin by less than about 0.5 % passes: its ratio overtakes the peak further
+    out than that.) The first time a head is unbounded for an `rpe`, an `UnboundedRatioWarning` says so.
+
+    Raises NotImplementedError for samplers without a density (quadrature has no variance: see
+    `rpe_bias_error`).
+    """
+    exact = copy.deepcopy(rpe).double()
+    frequencies = exact.sampler().frequencies
+    exact.sampler.log_sampling_density(frequencies)  # Raises where there is no density.
+    rays = _rays(exact.spectrum.peaks().to(frequencies), frequencies)
+    points = rays.flatten(1, -2)
+    spectrum = exact.spectrum(points).abs()
+    log_ratio = spectrum.log() - exact.sampler.log_sampling_density(points)
+    log_ratio = log_ratio.masked_fill(spectrum < SMALLEST_SPECTRUM, -torch.inf).view(rays.shape[:-1])
+    bound = log_ratio.amax((-1, -2)).exp().masked_fill(_grows_outward(log_ratio), torch.inf)
+    if bound.isinf().any() and not rpe.unbounded_ratio_reported:
+        rpe.unbounded_ratio_reported = True
+        heads = bound.isinf().nonzero().flatten().tolist()
+        warnings.warn(
+            f"g/p is unbounded in heads {heads}: a single draw's estimate of f can be arbitrarily far off. "
+            "Take a wider sampling density (larger std), or a matched one (MatchedMixtureFrequencies, "
+            "MatchedKernelFrequencies).",
+            UnboundedRatioWarning,
+            stacklevel=2,
+        )
+    return bound
+
+
+def _rays(peaks: Float[Tensor, "H K X"], frequencies: Float[Tensor, "H R X"]) -> Float[Tensor, "H D N X"]:
+    """Points on rays from every peak: along the axes, the diagonal, towards other peaks, and at random."""
+    num_heads, _, position_dim = peaks.shape
+    axes = torch.eye(position_dim)
+    diagonal = torch.ones(1, position_dim)
+    generator = torch.Generator().manual_seed(0)
+    random = torch.randn(NUM_RANDOM_DIRECTIONS, position_dim, generator=generator)
+    directions = torch.cat([axes, diagonal, random]).to(peaks).expand(num_heads, -1, -1)
+    directions = torch.cat([directions, peaks[:, peaks.norm(dim=-1).amin(0) > 0]], dim=1)
+    directions = torch.cat([directions, -directions], dim=1)
+    directions = directions / directions.norm(dim=-1, keepdim=True)
+    scale = frequencies.square().sum(-1).mean(-1).sqrt()
+    radii = scale.unsqueeze(-1) * torch.logspace(-3, 3, NUM_RADII).to(peaks)
+    steps = directions[:, None, :, None, :] * radii[:, None, None, :, None]
+    return (peaks[:, :, None, None, :] + steps).flatten(1, 2)
+
+
+def _grows_outward(log_ratio: Float[Tensor, "H D N"]) -> Bool[Tensor, "H"]:
+    """Whether a head's largest ratio lies in the outer half of the radii where the spectrum is non-zero."""
+    index = torch.arange(log_ratio.shape[-1], device=log_ratio.device)
+    last = torch.where(log_ratio > -torch.inf, index, -1).amax(-1, keepdim=True)
+    # The radii are log-spaced over six decades: half the outermost radius is this many steps further in.
+    outer = index > last - NUM_RADII // 20
+    outer_peak = log_ratio.masked_fill(~outer, -torch.inf).amax((-1, -2))
+    inner_peak = log_ratio.masked_fill(outer, -torch.inf).amax((-1, -2))
+    return outer_peak > inner_peak + LEAST_GROWTH

@@ -1,0 +1,182 @@
+"""Features of queries and keys, and the attention they make.
+
+A feature map returns one of two things. `PlainFeatures` holds phi(q) and phi(k). `LogFeatures` holds what phi
+is the exponential of, as matrix products still to be done, and stabilises exactly: per graph, head and
+feature the largest log feature c_m of the real keys moves from the keys to the queries, which a softmax then
+normalises,
+
+    a_ij / sum_j a_ij = sum_m softmax_m(log phi_m(q_i) + c_m + log z_m) phi_m(k_j) e^-c_m / z_m,
+    z_m = sum_j phi_m(k_j) e^-c_m >= 1.
+
+Factors of the query alone and factors of the feature alone cancel and are not computed. Nothing overflows,
+the normaliser can not vanish, and no epsilon enters.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from molflt.nn.causal import (
+    LOWEST_LOG_FEATURE,
+    causal_sums,
+    exponential_causal_features,
+    plain_causal_features,
+)
+from molflt.nn.functional import append_ones, linear_sums, modulated_linear_sums
+from molflt.nn.operands import Projection
+
+BLOCK_ELEMENTS = 2**18
+"""Features computed at a time on a CPU: 1 MiB of float32, which caches hold."""
+
+
+class Modulations(NamedTuple):
+    """Factors alpha and beta of M(r_i - r_j) = sum_r alpha_ir beta_jr, `[B, H, N, K]` each."""
+
+    query: Tensor
+    key: Tensor
+
+
+class Sums(NamedTuple):
+    """What attention is the quotient of; a normaliser of None is 1."""
+
+    numerator: Tensor
+    normalizer: Tensor | None
+
+
+class Features(ABC):
+    """Features of a batch, able to attend."""
+
+    @abstractmethod
+    def attend(self, value: Float[Tensor, "B H N D"], modulations: Modulations | None) -> Sums:
+        """sum_j a_ij v_j and sum_j a_ij over all real tokens j."""
+
+    @abstractmethod
+    def attend_causal(
+        self, value: Float[Tensor, "B H N D"], modulations: Modulations | None, chunk_size: int
+    ) -> Sums:
+        """The same over the real tokens j <= i."""
+
+
+def split_ones(sums: Float[Tensor, "B H N E"]) -> Sums:
+    """Numerator and normaliser of the sums over [v, 1]."""
+    return Sums(sums[..., :-1], sums[..., -1:])
+
+
+@dataclass(frozen=True)
+class PlainFeatures(Features):
+    """phi(q) and phi(k) `[B, H, N, M]`, padded keys zeroed."""
+
+    query: Tensor
+    key: Tensor
+
+    def attend(self, value: Float[Tensor, "B H N D"], modulations: Modulations | None) -> Sums:
+        if modulations is None:
+            return Sums(*linear_sums(self.query, self.key, value))
+        return split_ones(modulated_linear_sums(self.query, self.key, append_ones(value), *modulations))
+
+    def attend_causal(
+        self, value: Float[Tensor, "B H N D"], modulations: Modulations | None, chunk_size: int
+    ) -> Sums:
+        features = plain_causal_features(self.query, self.key, chunk_size)
+        return split_ones(causal_sums(features, append_ones(value), *(modulations or (None, None))))
+
+
+class StabilisedFeatures(NamedTuple):
+    """Features whose attention weights query @ (key / key_sum)^T sum to one in each row.
+
+    Attributes:
+        query, key: `[B, H, N, M]`, padded keys zero.
+        key_sum: `[B, H, 1, M]`, at least 1 in a graph with tokens.
+    """
+
+    query: Tensor
+    key: Tensor
+    key_sum: Tensor
+
+
+@dataclass(frozen=True)
+class LogFeatures(Features):
+    """log phi_m(q) = (W q^)_m + query_bias_m and log phi_m(k) = (W k^)_m + key_bias.
+
+    Attributes:
+        projection: W q^ and W k^.
+        key_bias: `[B, H, N, 1]`, minus infinity at padding.
+        query_bias: `[B, H, 1, M]`, of queries and keys together; None is 0.
+        atom_mask: true at real tokens.
+    """
+
+    projection: Projection
+    key_bias: Tensor
+    query_bias: Tensor | None
+    atom_mask: Tensor | None
+
+    def heads(self, heads: slice) -> LogFeatures:
+        """The features of some heads."""
+        return replace(
+            self,
+            projection=self.projection.heads(heads),
+            key_bias=self.key_bias[:, heads],
+            query_bias=None if self.query_bias is None else self.query_bias[:, heads],
+        )
+
+    def evaluate(self) -> StabilisedFeatures:
+        """The features of all heads at once."""
+        log_key = self.projection.key(self.key_bias)
+        # The floor and the lower bound of z act only in graphs without tokens.
+        ceiling = log_key.detach().amax(-2, keepdim=True).clamp_min(LOWEST_LOG_FEATURE)
+        key = log_key.sub_(ceiling).exp_()
+        key_sum = key.sum(-2, keepdim=True).clamp_min(0.5)
+        bias = ceiling + key_sum.log()
+        if self.query_bias is not None:
+            bias = bias + self.query_bias
+        return StabilisedFeatures(self.projection.query(bias).softmax(-1), key, key_sum)
+
+    def attend(self, value: Float[Tensor, "B H N D"], modulations: Modulations | None) -> Sums:
+        if modulations is None:
+            blocks = [self.heads(heads)._attend(value[:, heads]) for heads in self.blocks()]
+            return Sums(torch.cat(blocks, dim=1), None)
+        ones = append_ones(value)
+        blocks = []
+        for heads in self.blocks():
+            query, key, key_sum = self.heads(heads).evaluate()
+            alpha, beta = (modulation[:, heads] for modulation in modulations)
+            blocks.append(modulated_linear_sums(query, key / key_sum, ones[:, heads], alpha, beta))
+        return split_ones(torch.cat(blocks, dim=1))
+
+    def attend_causal(
+        self, value: Float[Tensor, "B H N D"], modulations: Modulations | None, chunk_size: int
+    ) -> Sums:
+        ones = append_ones(value)
+        zero = self.key_bias.new_zeros(1, 1, 1, 1)
+        blocks = []
+        for heads in self.blocks():
+            part = self.heads(heads)
+            log_query = part.projection.query(zero if part.query_bias is None else part.query_bias)
+            log_key = part.projection.key(part.key_bias)
+            features = exponential_causal_features(log_query, log_key, self.atom_mask, chunk_size)
+            alpha, beta = (m[:, heads] for m in modulations) if modulations is not None else (None, None)
+            blocks.append(causal_sums(features, ones[:, heads], alpha, beta))
+        return split_ones(torch.cat(blocks, dim=1))
+
+    def _attend(self, value: Float[Tensor, "B H N D"]) -> Float[Tensor, "B H N D"]:
+        query, key, key_sum = self.evaluate()
+        return query @ ((key.transpose(-1, -2) @ value) / key_sum.transpose(-1, -2))
+
+    def blocks(self) -> list[slice]:
+        """Ranges of heads to compute one after the other.
+
+        On a CPU few enough at a time for their features to stay in cache, which also keeps the intermediate
+        results of long inputs from growing with the number of heads; elsewhere, and compiled, all at once.
+        """
+        num_graphs, num_heads, num_tokens, _ = self.key_bias.shape
+        if self.key_bias.device.type != "cpu" or torch.compiler.is_compiling():
+            return [slice(0, num_heads)]
+        size = BLOCK_ELEMENTS // (num_graphs * num_tokens * self.projection.num_features)
+        size = min(max(size, 1), num_heads)
+        return [slice(start, start + size) for start in range(0, num_heads, size)]

@@ -1,0 +1,89 @@
+"""What the linear and the softmax attention layer share: projections, heads and padding."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor, nn
+
+from molflt.nn.rpe import FourierRPE
+
+
+def zero_padding(
+    x: Shaped[Tensor, "B N *feature"], atom_mask: Bool[Tensor, "B N"] | None
+) -> Shaped[Tensor, "B N *feature"]:
+    """`x` with zeros at padded rows, whatever they held, and zero gradient there."""
+    if atom_mask is None:
+        return x
+    return torch.where(atom_mask.view(*atom_mask.shape, *[1] * (x.ndim - 2)), x, 0.0)
+
+
+class MultiHeadAttention(nn.Module):
+    """Projections to queries, keys and values and back: what the linear and the softmax layer share."""
+
+    def __init__(
+        self,
+        channels: int,
+        num_heads: int,
+        *,
+        position_dim: int,
+        rpe: FourierRPE | None,
+        causal: bool,
+        in_channels: int | None,
+        bias: bool,
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or channels % num_heads != 0:
+            raise ValueError(
+                f"num_heads must divide channels, got num_heads={num_heads} and channels={channels}; choose "
+                "another number of heads"
+            )
+        for name, ours in (("num_heads", num_heads), ("position_dim", position_dim)):
+            theirs = ours if rpe is None else getattr(rpe, name)
+            if ours != theirs:
+                raise ValueError(f"rpe must have {name}={ours} as the layer has, got {theirs}")
+        self.channels = channels
+        self.num_heads = num_heads
+        self.position_dim = position_dim
+        self.in_channels = channels if in_channels is None else in_channels
+        self.causal = causal
+        self.rpe = rpe
+        self.query = nn.Linear(self.in_channels, channels, bias=bias)
+        self.key = nn.Linear(self.in_channels, channels, bias=bias)
+        self.value = nn.Linear(self.in_channels, channels, bias=bias)
+        self.out = nn.Linear(channels, channels, bias=bias)
+        self._reset_projections()
+
+    def _reset_projections(self) -> None:
+        for linear in (self.query, self.key, self.value, self.out):
+            nn.init.xavier_uniform_(linear.weight)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+    def reset_parameters(self) -> None:
+        """Initial weights everywhere, the RPE's (shared or not) included, and new random draws."""
+        self._reset_projections()
+        if self.rpe is not None:
+            self.rpe.reset_parameters()
+
+    def heads(
+        self, x: Float[Tensor, "B N Cin"]
+    ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, "B H N D"], Float[Tensor, "B H N D"]]:
+        """Queries, keys and values."""
+        query, key, value = (
+            linear(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for linear in (self.query, self.key, self.value)
+        )
+        return query, key, value
+
+    def merge(
+        self, out: Float[Tensor, "B H N D"], atom_mask: Bool[Tensor, "B N"] | None
+    ) -> Float[Tensor, "B N C"]:
+        """Output projection of all heads; zero at padded rows."""
+        return zero_padding(self.out(out.transpose(1, 2).flatten(-2)), atom_mask)
+
+    def extra_repr(self) -> str:
+        return (
+            f"channels={self.channels}, num_heads={self.num_heads}, position_dim={self.position_dim}, "
+            f"causal={self.causal}"
+        )

@@ -1,0 +1,191 @@
+"""Queries and keys as a feature map sees them.
+
+A coupling decides which vectors q^, k^ the feature map linearises: q D^-1/4 alone, or
+[query RPE features, q D^-1/4]. Most maps need only projections W q^, so the concatenation is never formed: W
+q^ is the sum of two matrix products, and the RPE's weights, signs and phases are folded into its share of W
+(`FourierRPE.fold`), which lets queries and keys share one trigonometric basis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from molflt.nn.rpe import FourierRPE
+
+
+class Term(NamedTuple):
+    """One matrix product x @ weight of a sum: x `[B, H, N, E]`, weight `[H, E, M]` or `[B, H, E, M]`."""
+
+    x: Tensor
+    weight: Tensor
+
+
+def affine_sum(bias: Float[Tensor, "#B #H #N #M"], terms: Sequence[Term]) -> Float[Tensor, "B H N M"]:
+    """`bias` plus the matrix products of all terms, accumulated in one tensor."""
+    num_graphs, num_heads, num_tokens = terms[0].x.shape[:3]
+    num_features = terms[0].weight.shape[-1]
+    total = bias.expand(num_graphs, num_heads, num_tokens, num_features).flatten(0, 1)
+    for index, (x, weight) in enumerate(terms):
+        weight = weight.expand(num_graphs, num_heads, *weight.shape[-2:]).flatten(0, 1)
+        if index == 0:
+            total = torch.baddbmm(total, x.flatten(0, 1), weight)
+        else:
+            total.baddbmm_(x.flatten(0, 1), weight)
+    return total.unflatten(0, (num_graphs, num_heads))
+
+
+class Projection(NamedTuple):
+    """W q^ and W k^, each as a sum of matrix products still to be done."""
+
+    query_terms: Sequence[Term]
+    key_terms: Sequence[Term]
+
+    def query(self, bias: Float[Tensor, "#B #H #N #M"]) -> Float[Tensor, "B H N M"]:
+        """W q^ + bias, a new tensor."""
+        return affine_sum(bias, self.query_terms)
+
+    def key(self, bias: Float[Tensor, "#B #H #N #M"]) -> Float[Tensor, "B H N M"]:
+        """W k^ + bias, a new tensor."""
+        return affine_sum(bias, self.key_terms)
+
+    @property
+    def num_features(self) -> int:
+        """M."""
+        return self.query_terms[0].weight.shape[-1]
+
+    def heads(self, heads: slice) -> Projection:
+        """The projection of some heads."""
+        return Projection(
+            [Term(x[:, heads], weight[..., heads, :, :]) for x, weight in self.query_terms],
+            [Term(x[:, heads], weight[..., heads, :, :]) for x, weight in self.key_terms],
+        )
+
+    def scaled(self, gain: Float[Tensor, "#B #H 1 1"]) -> Projection:
+        """The projection of gain q^ and gain k^."""
+        return Projection(
+            [Term(x, weight * gain) for x, weight in self.query_terms],
+            [Term(x, weight * gain) for x, weight in self.key_terms],
+        )
+
+
+def token_mean(
+    x: Float[Tensor, "B H N E"], atom_mask: Bool[Tensor, "B N"] | None
+) -> Float[Tensor, "B H 1 E"]:
+    """Mean over the real tokens; zero for a graph without any."""
+    if atom_mask is None:
+        return x.mean(-2, keepdim=True)
+    real = atom_mask[:, None, :, None]
+    return x.masked_fill(~real, 0.0).sum(-2, keepdim=True) / real.sum(-2, keepdim=True).clamp_min(1)
+
+
+class Operands:
+    """q^ = scale q and k^ = scale k: plain dot-product attention.
+
+    Args:
+        query, key: q and k, `[B, H, N, D]`.
+        scale: D^-1/4 by default, which makes q^.k^ = q.k / sqrt(D).
+    """
+
+    def __init__(
+        self, query: Float[Tensor, "B H N D"], key: Float[Tensor, "B H N D"], scale: float | None = None
+    ) -> None:
+        self.query = query
+        self.key = key
+        self.scale = query.shape[-1] ** -0.25 if scale is None else scale
+
+    def with_content(
+        self, query: Float[Tensor, "B H N D"], key: Float[Tensor, "B H N D"], scale: float
+    ) -> Operands:
+        """The same operands with other queries and keys."""
+        return Operands(query, key, scale)
+
+    def normalized(self, temperature: Float[Tensor, "H"]) -> Operands:
+        """Operands whose q and k have the length sqrt(temperature), the RPE features being as they were."""
+        length = temperature.sqrt()[:, None, None]
+        return self.with_content(
+            F.normalize(self.query, dim=-1) * length, F.normalize(self.key, dim=-1) * length, scale=1.0
+        )
+
+    def project(self, projection: Float[Tensor, "H M E"]) -> Projection:
+        """W q^ and W k^ for the rows W of `projection`."""
+        weight = (projection * self.scale).transpose(-1, -2)
+        return Projection([Term(self.query, weight)], [Term(self.key, weight)])
+
+    def half_squared_key_norm(self) -> Float[Tensor, "B H N 1"]:
+        """|k^|^2 / 2, up to a constant per graph and head."""
+        return (0.5 * self.scale**2) * self.key.square().sum(-1, keepdim=True)
+
+    def mean_squared_sum(self, atom_mask: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B H 1 1"]:
+        """Mean of |q^_i + k^_j|^2 over the pairs of real tokens."""
+        squares = self.query.square().sum(-1, keepdim=True) + self.key.square().sum(-1, keepdim=True)
+        cross = (token_mean(self.query, atom_mask) * token_mean(self.key, atom_mask)).sum(-1, keepdim=True)
+        return self.scale**2 * (token_mean(squares, atom_mask) + 2 * cross)
+
+    def concatenated(self) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N E"]]:
+        """q^ and k^ in full, for maps that are no function of a projection."""
+        return self.query * self.scale, self.key * self.scale
+
+
+class FourierOperands(Operands):
+    """q^ = [query RPE features, scale q] and k^ = [key RPE features, scale k].
+
+    Then q^_i.k^_j = scale^2 q_i.k_j + f_hat(r_i - r_j).
+
+    Args:
+        query, key, scale: as in `Operands`.
+        rpe: turns positions into features.
+        basis: `rpe.basis(pos)`, `[B, H, N, 2R]`.
+    """
+
+    def __init__(
+        self,
+        query: Float[Tensor, "B H N D"],
+        key: Float[Tensor, "B H N D"],
+        rpe: FourierRPE,
+        basis: Float[Tensor, "B H N K"],
+        scale: float | None = None,
+    ) -> None:
+        super().__init__(query, key, scale)
+        self.rpe = rpe
+        self.basis = basis
+
+    def with_content(
+        self, query: Float[Tensor, "B H N D"], key: Float[Tensor, "B H N D"], scale: float
+    ) -> FourierOperands:
+        return FourierOperands(query, key, self.rpe, self.basis, scale)
+
+    def project(self, projection: Float[Tensor, "H M E"]) -> Projection:
+        """As in `Operands`; the first 2R columns of `projection` belong to the RPE features."""
+        width = self.basis.shape[-1]
+        content = super().project(projection[..., width:])
+        query_weight, key_weight = self.rpe.fold(projection[..., :width])
+        return Projection(
+            [*content.query_terms, Term(self.basis, query_weight.transpose(-1, -2))],
+            [*content.key_terms, Term(self.basis, key_weight.transpose(-1, -2))],
+        )
+
+    def rpe_features(
+        self, basis: Float[Tensor, "B H #N K"]
+    ) -> tuple[Float[Tensor, "B H #N K"], Float[Tensor, "B H #N K"]]:
+        """Query and key RPE features of (any linear combination of) rows of the basis."""
+        identity = torch.eye(basis.shape[-1], dtype=basis.dtype, device=basis.device)
+        query_weight, key_weight = self.rpe.fold(identity)
+        return basis @ query_weight.transpose(-1, -2), basis @ key_weight.transpose(-1, -2)
+
+    def mean_squared_sum(self, atom_mask: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B H 1 1"]:
+        query_mean, key_mean = self.rpe_features(token_mean(self.basis, atom_mask))
+        query_norm, key_norm = self.rpe.squared_norms()
+        norms = (query_norm + key_norm).to(self.basis.dtype)[..., None, None]
+        cross = (query_mean * key_mean).sum(-1, keepdim=True)
+        return super().mean_squared_sum(atom_mask) + norms + 2 * cross
+
+    def concatenated(self) -> tuple[Float[Tensor, "B H N E"], Float[Tensor, "B H N E"]]:
+        query_rpe_features, key_rpe_features = self.rpe_features(self.basis)
+        query, key = super().concatenated()
+        return torch.cat([query_rpe_features, query], dim=-1), torch.cat([key_rpe_features, key], dim=-1)

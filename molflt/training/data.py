@@ -1,0 +1,131 @@
+"""What training reads: samples kept ready in memory where they fit, and the statistics of a split."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from molflt.data.transforms import InterpolateNoise, RandomRotation
+from molflt.errors import InputError
+
+
+def is_random(transform: object) -> bool:
+    """Whether a transform, or one in a composition, augments: gives another sample at each reading."""
+    steps = getattr(transform, "transforms", [transform])
+    return any(isinstance(step, (RandomRotation, InterpolateNoise)) for step in steps)
+
+
+def cached(dataset: Sequence[Data], limit_bytes: float, probe: int = 32) -> Sequence[Data]:
+    """The samples in memory, as read and transformed, or the dataset where they would exceed `limit_bytes`.
+
+    From memory an epoch neither reads files nor builds graphs. The size is estimated from `probe` samples
+    spread over the dataset. Only for samples that are the same each time they are read (not `is_random`).
+    """
+    count = len(dataset)
+    if count == 0 or limit_bytes <= 0:
+        return dataset
+    probed = range(0, count, max(count // probe, 1))
+    mean_bytes = sum(sample_bytes(dataset[index]) for index in probed) / len(probed)
+    return dataset if mean_bytes * count > limit_bytes else [dataset[index] for index in range(count)]
+
+
+def sample_bytes(sample: Data) -> int:
+    """Memory of a sample's tensors."""
+    return sum(value.nbytes for value in sample.to_dict().values() if isinstance(value, Tensor))
+
+
+@dataclass(frozen=True)
+class SplitStatistics:
+    """Size, chemistry and scale of a split's samples."""
+
+    num_systems: int
+    elements: list[int]
+    """Atomic numbers that occur, ascending."""
+    num_atoms_range: list[int]
+    """Atoms of the smallest and the largest system."""
+    energy_mean: float
+    """Mean of y_relaxed, eV."""
+    energy_std: float
+    """Standard deviation of y_relaxed over the split, eV; 1 where all are equal."""
+    delta_pos_std: float
+    """Root mean square of Δpos' components over free atoms, Å; 1 where nothing moves or is known to."""
+
+
+def measure_statistics(samples: Iterable[Data], split: str, with_delta_pos: bool) -> SplitStatistics:
+    """Measure a split in one pass, in float64 (energies by Welford's update).
+
+    samples carry `y_relaxed`, `atomic_numbers` and, if `with_delta_pos`, `delta_pos`; those without `fixed`
+    count as free throughout. Raises `InputError` for an empty split, a missing or non-finite label.
+    """
+    count, mean, squares = 0, 0.0, 0.0
+    elements: set[int] = set()
+    fewest, most = math.inf, 0
+    shift_squares, shift_count = 0.0, 0
+    for sample in samples:
+        energy = _label(sample, split)
+        count += 1
+        step = energy - mean
+        mean += step / count
+        squares += step * (energy - mean)
+        elements.update(sample.atomic_numbers.tolist())
+        num_atoms = len(sample.atomic_numbers)
+        fewest, most = min(fewest, num_atoms), max(most, num_atoms)
+        if with_delta_pos:
+            shift = _free_delta_pos(sample, split)
+            shift_squares += float(shift.double().square().sum())
+            shift_count += shift.numel()
+    if count == 0:
+        raise InputError(f"split {split!r} is empty; training needs at least one system in it")
+    return SplitStatistics(
+        num_systems=count,
+        elements=sorted(elements),
+        num_atoms_range=[int(fewest), int(most)],
+        energy_mean=mean,
+        energy_std=math.sqrt(squares / count) or 1.0,
+        delta_pos_std=math.sqrt(shift_squares / shift_count) or 1.0 if shift_count else 1.0,
+    )
+
+
+def check_labels(samples: Iterable[Data], split: str) -> int:
+    """Number of samples, each checked to carry a finite target.
+
+    Raises `InputError` for an empty split and for the first sample without one.
+    """
+    count = sum(1 for sample in samples if math.isfinite(_label(sample, split)))
+    if count == 0:
+        raise InputError(f"split {split!r} is empty; validation needs at least one system in it")
+    return count
+
+
+def _label(sample: Data, split: str) -> float:
+    energy = sample.get("y_relaxed")
+    if energy is None:
+        raise InputError(
+            f"{_name(sample, split)} has no y_relaxed; train and validate on labelled splits only"
+        )
+    if not torch.isfinite(energy).all():
+        raise InputError(
+            f"{_name(sample, split)} has y_relaxed = {energy.item()}; remove or mend this record"
+        )
+    return float(energy)
+
+
+def _free_delta_pos(sample: Data, split: str) -> Tensor:
+    delta_pos = sample.get("delta_pos")
+    if delta_pos is None:
+        raise InputError(
+            f"{_name(sample, split)} has no pos_relaxed, which the Δpos loss needs; "
+            "set optim.delta_pos_weight to [0, 0] to train on energies alone"
+        )
+    fixed = sample.get("fixed")
+    return delta_pos if fixed is None else delta_pos[~fixed]
+
+
+def _name(sample: Data, split: str) -> str:
+    sid = sample.get("sid")
+    return f"sid {int(sid)} of split {split!r}" if sid is not None else f"a record of split {split!r}"

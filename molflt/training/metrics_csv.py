@@ -1,0 +1,44 @@
+"""metrics.csv of a run folder: a row per epoch, each on disk as soon as it is known."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+
+class MetricsCsv(Logger):
+    """Appends what is logged to a CSV file with the columns `step` and those given; absent values stay empty.
+
+    Lightning's own CSV logger rewrites the whole file for each row and clears a folder that it finds in use.
+    """
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        super().__init__()
+        self.path = path
+        self.columns = ["step", *columns]
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Nothing: config.yaml has them."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Append a row; ValueError for a metric without a column."""
+        new = not self.path.exists()
+        with self.path.open("a", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerow({"step": step, **metrics})

@@ -1,0 +1,187 @@
+"""One training step, its optimiser and its metrics, as a LightningModule."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+from torch.nn import ModuleList
+from torch_geometric.data import Data
+from torchmetrics import MeanMetric
+
+from molflt.checkpoint import CheckpointMetadata, checkpoint_section
+from molflt.config import Config
+from molflt.errors import InputError
+from molflt.metrics import EnergyMAE, EnergyWithinThreshold
+from molflt.models.graphormer3d import Graphormer3D
+from molflt.nn.frequencies import resample_
+from molflt.training.averaging import WeightAverage
+from molflt.training.objective import delta_pos_loss, energy_loss, learning_rate_factor, linear_weight
+
+
+def metric_names(config: Config) -> list[str]:
+    """Names of what a run logs per epoch, in order; validation metrics only where the epoch is validated."""
+    names = ["epoch", "lr", "seconds", "train/loss", "train/energy_mae"]
+    if any(config.optim.delta_pos_weight):
+        names.append("train/delta_pos_mae")
+    return names + [f"{split}/{name}" for split in config.data.val_splits for name in ("energy_mae", "ewt")]
+
+
+class RelaxedEnergyTraining(LightningModule):
+    """Trains a Graphormer-3D on relaxed energies and, with a non-zero weight, on Δpos.
+
+    The network is `self.model`. With `optim.ema_decay` the averaged weights are in it during validation and
+    in every checkpoint, whose `molflt` entry is made here.
+    """
+
+    def __init__(self, config: Config, model: Graphormer3D, metadata: CheckpointMetadata) -> None:
+        super().__init__()
+        self.config = config
+        self.model = model
+        self.metadata = metadata
+        self.average: WeightAverage | None = None
+        self.train_mae = EnergyMAE()
+        self.train_loss = MeanMetric()
+        self.train_delta_pos_mae = MeanMetric()
+        self.val_mae = ModuleList(EnergyMAE() for _ in config.data.val_splits)
+        self.val_ewt = ModuleList(EnergyWithinThreshold() for _ in config.data.val_splits)
+        self.val_metrics: dict[str, float] = {}
+        self._epoch_start = 0.0
+        self.validated = False
+        self._total_steps = 1
+
+    def configure_optimizers(self) -> Any:
+        optim = self.config.optim
+        total_steps = self._total_steps = int(self.trainer.estimated_stepping_batches)
+        warmup_steps = round(optim.warmup_fraction * total_steps)
+        optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay
+        )
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: learning_rate_factor(step, total_steps, warmup_steps)
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_train_start(self) -> None:
+        # Not before, as the weights have just moved to their device.
+        if decay := self.config.optim.ema_decay:
+            self.average = WeightAverage(self.model.parameters(), decay)
+
+    @property
+    def train_mae_so_far(self) -> float:
+        """Energy MAE of the epoch so far on this rank alone, eV: no rank waits for another."""
+        return float(self.train_mae.error_sum / self.train_mae.count)
+
+    def on_train_epoch_start(self) -> None:
+        self._epoch_start = time.perf_counter()
+        self.validated = False
+
+    def on_train_batch_start(self, batch: Data, batch_idx: int) -> None:
+        every = self.config.training.redraw_every
+        if every and self.global_step and self.global_step % every == 0:
+            # The seed holds the step, so that all ranks and a resumed run draw the same.
+            generator = torch.Generator().manual_seed((self.config.seed << 32) + self.global_step)
+            resample_(self.model, generator)
+
+    def training_step(self, batch: Data, batch_idx: int) -> Tensor:
+        energy, delta_pos = self.model(batch)
+        target = batch.y_relaxed.to(energy.dtype)
+        loss = energy_loss(energy, target, self.model.energy_std)
+        if delta_pos is not None:
+            loss = loss + self._delta_pos_weight() * self._delta_pos_loss(delta_pos, batch)
+        if not torch.isfinite(loss):
+            raise InputError(
+                f"the loss of step {self.global_step} is {loss.item()} (sids {batch.sid.tolist()}); "
+                "lower optim.lr or look at these records"
+            )
+        self.train_mae.update(energy, target)
+        self.train_loss.update(loss.detach(), batch.num_graphs)
+        return loss
+
+    def _delta_pos_loss(self, delta_pos: Tensor, batch: Data) -> Tensor:
+        fixed = batch.get("fixed")
+        if fixed is None:
+            fixed = torch.zeros_like(batch.atomic_numbers, dtype=torch.bool)
+        std = self.model.delta_pos_std
+        loss = delta_pos_loss(delta_pos, batch.delta_pos, fixed, std)
+        if torch.isfinite(loss):
+            self.train_delta_pos_mae.update(loss.detach() * std, (~fixed).sum())
+        return loss
+
+    def _delta_pos_weight(self) -> float:
+        return linear_weight(self.global_step, self._total_steps, self.config.optim.delta_pos_weight)
+
+    def on_train_batch_end(self, outputs: Any, batch: Data, batch_idx: int) -> None:
+        if self.average is not None:
+            self.average.update()
+
+    def on_validation_start(self) -> None:
+        if self.average is not None:
+            self.average.exchange()
+
+    def validation_step(self, batch: Data, batch_idx: int, dataloader_idx: int = 0) -> None:
+        energy = self.model(batch).energy
+        target = batch.y_relaxed.to(energy.dtype)
+        for metric in self._val_metrics_of(dataloader_idx):
+            metric.update(energy, target)
+
+    def on_validation_epoch_end(self) -> None:
+        for number, split in enumerate(self.config.data.val_splits):
+            mae, ewt = self._val_metrics_of(number)
+            self.val_metrics[f"{split}/energy_mae"] = float(mae.compute())
+            self.val_metrics[f"{split}/ewt"] = float(ewt.compute())
+            mae.reset()
+            ewt.reset()
+        self.validated = True
+        # For the choice of the best checkpoint; the loggers get one row per epoch, below. A Python float
+        # would become float32 on the way.
+        self.log_dict(
+            {name: torch.tensor(value, dtype=torch.float64) for name, value in self.val_metrics.items()},
+            logger=False,
+        )
+
+    def _val_metrics_of(self, number: int) -> tuple[EnergyMAE, EnergyWithinThreshold]:
+        mae, ewt = self.val_mae[number], self.val_ewt[number]
+        assert isinstance(mae, EnergyMAE)
+        assert isinstance(ewt, EnergyWithinThreshold)
+        return mae, ewt
+
+    def on_validation_end(self) -> None:
+        if self.average is not None:
+            self.average.exchange()
+
+    def on_train_epoch_end(self) -> None:
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        assert isinstance(optimizer, torch.optim.Optimizer)
+        seconds = time.perf_counter() - self._epoch_start
+        row = {
+            "lr": optimizer.param_groups[0]["lr"],
+            "train/loss": float(self.train_loss.compute()),
+            "train/energy_mae": float(self.train_mae.compute()),
+            "seconds": seconds,
+        }
+        if self.train_delta_pos_mae.update_called:
+            row["train/delta_pos_mae"] = float(self.train_delta_pos_mae.compute())
+        for metric in (self.train_loss, self.train_mae, self.train_delta_pos_mae):
+            metric.reset()
+        if self.validated:
+            row |= self.val_metrics
+        for logger in self.trainer.loggers:
+            logger.log_metrics({"epoch": self.current_epoch + 1, **row}, step=self.global_step)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.average is not None and not self.average.exchanged:
+            self.average.exchange()
+            checkpoint["state_dict"] = {name: value.clone() for name, value in self.state_dict().items()}
+            self.average.exchange()
+        metadata = replace(
+            self.metadata,
+            epoch=self.current_epoch + 1,
+            step=self.global_step,
+            val_metrics=dict(self.val_metrics),
+        )
+        checkpoint["molflt"] = checkpoint_section(self.config, metadata)

@@ -1,0 +1,88 @@
+"""The encoder around any attention layer."""
+
+import pytest
+import torch
+from torch import nn
+
+from molflt.models.encoder import Encoder, EncoderLayer
+
+
+class RecordingAttention(nn.Module):
+    """Mixes tokens by what `encode_positions` gave, and counts how often that was asked for."""
+
+    def __init__(self, channels: int, rpe: nn.Module | None):
+        super().__init__()
+        self.rpe = rpe
+        self.mix = nn.Linear(channels, channels).double()
+        self.calls = 0
+
+    def encode_positions(self, pos):
+        self.calls += 1
+        return pos.norm(dim=-1, keepdim=True)
+
+    def forward(self, x, pos, atom_mask, *, positional):
+        return self.mix(x) * positional * atom_mask[..., None]
+
+
+def make_encoder(rpes, num_blocks=1, dropout=0.0):
+    attentions = [RecordingAttention(5, rpe) for rpe in rpes]
+    layers = [
+        EncoderLayer(attention, channels=5, ffn_channels=7, dropout=dropout) for attention in attentions
+    ]
+    return Encoder(layers, channels=5, num_blocks=num_blocks).double(), attentions
+
+
+@pytest.fixture(name="tokens")
+def _tokens():
+    torch.manual_seed(2)
+    x, pos = torch.randn(2, 11, 5, dtype=torch.float64), torch.randn(2, 11, 3, dtype=torch.float64)
+    return x, pos, torch.arange(11) < torch.tensor([[11], [7]])
+
+
+def test_encoder_is_pre_norm_with_residuals_and_a_last_norm(tokens):
+    x, pos, atom_mask = tokens
+    encoder, attentions = make_encoder([None, None])
+    expected = x
+    for layer, attention in zip(encoder.layers, attentions, strict=True):
+        scale = pos.norm(dim=-1, keepdim=True) * atom_mask[..., None]
+        expected = expected + attention.mix(layer.attention_norm(expected)) * scale
+        hidden = nn.functional.gelu(layer.ffn[0](layer.ffn_norm(expected)))
+        expected = expected + layer.ffn[2](hidden)
+    expected = nn.functional.layer_norm(expected, (5,), encoder.norm.weight, encoder.norm.bias)
+    torch.testing.assert_close(encoder(x, pos, atom_mask), expected)
+
+
+def test_repeats_share_their_weights(tokens):
+    x, pos, atom_mask = tokens
+    encoder, _ = make_encoder([None, None], num_blocks=3)
+    by_hand = x
+    for _ in range(3):
+        for layer in encoder.layers:
+            by_hand = layer(by_hand, pos, atom_mask, pos.norm(dim=-1, keepdim=True))
+    torch.testing.assert_close(encoder(x, pos, atom_mask), encoder.norm(by_hand))
+    assert not torch.allclose(
+        encoder(x, pos, atom_mask), encoder.norm(encoder.layers[0](*tokens, pos[..., :1]))
+    )
+
+
+def test_positions_are_encoded_once_for_a_shared_rpe_and_once_a_layer_otherwise(tokens):
+    shared = nn.Identity()
+    encoder, attentions = make_encoder([shared, shared, shared], num_blocks=2)
+    encoder(*tokens)
+    assert [attention.calls for attention in attentions] == [1, 0, 0]
+    encoder, attentions = make_encoder([nn.Identity(), nn.Identity(), nn.Identity()], num_blocks=2)
+    encoder(*tokens)
+    assert [attention.calls for attention in attentions] == [1, 1, 1]
+
+
+def test_dropout_acts_in_training_only(tokens):
+    encoder, _ = make_encoder([None], dropout=0.5)
+    reference, _ = make_encoder([None])
+    reference.load_state_dict(encoder.state_dict())
+    torch.testing.assert_close(encoder.eval()(*tokens), reference(*tokens))
+    assert (encoder.train()(*tokens) - reference(*tokens)).abs().max() > 0.1
+
+
+def test_no_blocks_are_refused():
+    with pytest.raises(ValueError, match="num_blocks must be at least 1, got 0"):
+        Encoder([], channels=5, num_blocks=0)

@@ -1,0 +1,101 @@
+"""torch.compile and torch.export, in one process of their own: shape checks by import hook do not trace."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = '''
+import json
+import sys
+
+import torch
+from torch._dynamo.testing import CompileCounter
+
+from molflt.nn.attention import FLTAttention
+from molflt.nn.conv import FLTConv
+from molflt.nn.couplings import MultiplicativeCoupling
+
+results = {}
+
+
+def compiled(name, layer, calls):
+    """Graphs compiled over all calls, and the largest difference from the layer itself in value and
+    gradient."""
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    function = torch.compile(layer, backend=counter, fullgraph=True, dynamic=True)
+    error = 0.0
+    for arguments in calls:
+        gradients = []
+        for f in (function, layer):
+            layer.zero_grad()
+            out = f(*arguments)
+            out.square().sum().backward()
+            gradients.append([out.detach()] + [p.grad.clone() for p in layer.parameters()])
+        error = max([error] + [(a - b).abs().max().item() for a, b in zip(*gradients)])
+    results[name] = {"graphs": counter.frame_count, "error": error}
+
+
+def dense(num_graphs, num_tokens):
+    atom_mask = torch.rand(num_graphs, num_tokens) < 0.7
+    atom_mask[:, 0] = True
+    return torch.randn(num_graphs, num_tokens, 6), torch.randn(num_graphs, num_tokens, 3), atom_mask
+
+
+def ragged(num_nodes, num_graphs):
+    batch = torch.randint(num_graphs, (num_nodes,))
+    return torch.randn(num_nodes, 6), torch.randn(num_nodes, 3), batch, num_graphs, num_nodes
+
+
+torch.manual_seed(0)
+shapes = [(2, 7), (3, 11), (5, 131), (7, 64)]
+compiled("additive", FLTAttention(6, 2), [dense(*shape) for shape in shapes])
+layer = FLTAttention(6, 2, coupling=MultiplicativeCoupling())
+compiled("multiplicative", layer, [dense(*shape) for shape in shapes[:3]])
+layer = FLTAttention(6, 2, causal=True, chunk_size=8)
+compiled("causal", layer, [dense(*shape) for shape in [(2, 35), (3, 41), (5, 61)]])
+conv = FLTConv(6, 6, heads=2)
+compiled("conv", conv, [ragged(23, 3), ragged(31, 5), ragged(11, 7)])
+compiled("conv without batch", conv, [ragged(n, 1)[:2] for n in (5, 11, 31)])
+
+torch._dynamo.reset()
+function = torch.compile(conv, backend="eager", fullgraph=True, dynamic=True)
+try:
+    function(*ragged(23, 3)[:3], 3, 4)
+    results["overflow"] = ""
+except RuntimeError as error:
+    results["overflow"] = str(error)
+
+layer = FLTAttention(6, 2).eval()
+graphs, tokens = torch.export.Dim("graphs"), torch.export.Dim("tokens")
+dims = ({0: graphs, 1: tokens},) * 3
+program = torch.export.export(layer, dense(2, 7), dynamic_shapes=dims)
+arguments = dense(5, 31)
+results["export"] = (program.module()(*arguments) - layer(*arguments)).abs().max().item()
+json.dump(results, sys.stdout)
+'''
+
+
+@pytest.fixture(scope="module")
+def results() -> dict:
+    """What the script prints."""
+    process = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", ["additive", "multiplicative", "causal", "conv", "conv without batch"])
+def test_layers_compile_without_graph_breaks_into_one_graph_for_all_shapes(results, name):
+    """fullgraph=True refuses breaks; the three causal lengths have one power of two of chunks in common."""
+    assert results[name]["graphs"] == 1
+    assert results[name]["error"] < 1e-3
+
+
+def test_a_compiled_conv_stops_at_a_graph_larger_than_max_nodes(results):
+    assert "more atoms than max_nodes" in results["overflow"]
+
+
+def test_an_exported_layer_serves_other_shapes(results):
+    assert results["export"] < 1e-6

@@ -1,0 +1,232 @@
+"""From configuration to models, transforms and data sets, and the shipped configurations themselves."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch_geometric.data import Batch, Data
+
+from molflt.build import build_dataset, build_model, build_transform
+from molflt.config import AttentionConfig, DataConfig, ModelConfig, config_keys, load_config
+from molflt.data.transforms import random_rotation
+from molflt.errors import InputError
+from molflt.nn.attention import FLTAttention, SoftmaxAttention
+from molflt.nn.couplings import AdditiveCoupling, NoCoupling
+from molflt.nn.feature_maps import PositiveRandomFeatures
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+
+
+def small_config(**attention) -> ModelConfig:
+    return ModelConfig(
+        channels=12,
+        num_heads=3,
+        num_layers=2,
+        ffn_channels=17,
+        num_gaussians=11,
+        displacement_channels=6,
+        attention=AttentionConfig(
+            **{"num_random_features": 13, "num_frequencies": 5, "num_basis": 7, **attention}
+        ),
+    )
+
+
+def num_parameters(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def flattened(mapping: dict, prefix: str = "") -> dict:
+    flat = {}
+    for key, value in mapping.items():
+        flat |= flattened(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def test_flt_layers_are_additive_and_share_one_rpe_of_the_given_sizes():
+    model = build_model(small_config(basis_width_range=(0.7, 3.0)), radius=4.0)
+    first, second = (layer.attention for layer in model.encoder.layers)
+    assert isinstance(first, FLTAttention)
+    assert isinstance(first.coupling, AdditiveCoupling)
+    assert isinstance(first.feature_map, PositiveRandomFeatures)
+    assert first.feature_map.num_random_features == 13
+    assert first.rpe is second.rpe
+    assert first.feature_map is not second.feature_map
+    frequencies = first.rpe.sampler().frequencies
+    assert frequencies.shape == (3, 5, 3)
+    widths = first.rpe.spectrum.widths
+    assert widths.shape == (3, 7)
+    torch.testing.assert_close(widths.aminmax().min.detach(), torch.tensor(0.7))
+    torch.testing.assert_close(widths.aminmax().max.detach(), torch.tensor(3.0))
+
+
+def test_layers_have_an_rpe_each_when_it_is_not_shared():
+    model = build_model(small_config(share_rpe=False), radius=4.0)
+    first, second = (layer.attention for layer in model.encoder.layers)
+    assert first.rpe is not second.rpe
+    assert num_parameters(model) > num_parameters(build_model(small_config(), radius=4.0))
+
+
+def test_performer_is_flt_without_any_rpe():
+    model = build_model(small_config(kind="performer"), radius=4.0)
+    for layer in model.encoder.layers:
+        assert isinstance(layer.attention, FLTAttention)
+        assert isinstance(layer.attention.coupling, NoCoupling)
+        assert layer.attention.rpe is None
+    flt = build_model(small_config(), radius=4.0)
+    rpe = flt.encoder.layers[0].attention.rpe
+    assert num_parameters(flt) - num_parameters(model) == num_parameters(rpe)
+
+
+def test_softmax_twin_has_the_parameters_of_flt_and_trains_all_but_the_sampler():
+    flt, softmax = (build_model(small_config(kind=kind), radius=4.0) for kind in ("flt", "softmax"))
+    assert all(isinstance(layer.attention, SoftmaxAttention) for layer in softmax.encoder.layers)
+    assert {name for name, _ in flt.named_parameters()} == {name for name, _ in softmax.named_parameters()}
+    frozen = {name for name, parameter in softmax.named_parameters() if not parameter.requires_grad}
+    assert frozen
+    assert all("rpe.sampler" in name for name in frozen)
+
+
+def test_repeats_cost_no_parameters_and_change_the_output():
+    config = small_config(kind="softmax")
+    torch.manual_seed(0)
+    once = build_model(config, radius=4.0)
+    config.num_blocks = 3
+    torch.manual_seed(0)
+    thrice = build_model(config, radius=4.0)
+    assert num_parameters(once) == num_parameters(thrice)
+    data = build_transform(DataConfig(radius=4.0), training=False)(toy_slab())
+    with torch.no_grad():
+        assert (once(data).energy - thrice(data).energy).abs().item() > 1e-3
+
+
+def test_one_seed_gives_one_model():
+    def weights(seed):
+        torch.manual_seed(seed)
+        return build_model(small_config(), radius=4.0).state_dict()
+
+    first, again, other = weights(1), weights(1), weights(2)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["energy_head.mlp.0.weight"], other["energy_head.mlp.0.weight"])
+
+
+def test_displacement_head_is_optional():
+    model = build_model(small_config(), radius=4.0, predict_delta_pos=False)
+    data = build_transform(DataConfig(radius=4.0), training=False)(toy_slab())
+    assert model(data).delta_pos is None
+    assert not any("displacement" in name for name, _ in model.named_parameters())
+
+
+def toy_slab() -> Data:
+    generator = torch.Generator().manual_seed(0)
+    return Data(
+        pos=torch.rand(7, 3, generator=generator) * torch.tensor([4.1, 5.3, 6.0]),
+        cell=torch.diag(torch.tensor([4.1, 5.3, 19.0]))[None],
+        atomic_numbers=torch.tensor([29, 29, 29, 29, 8, 1, 1]),
+        tags=torch.tensor([0, 0, 1, 1, 2, 2, 2]),
+    )
+
+
+def test_transform_makes_the_graph_and_delta_pos_where_there_is_a_relaxed_structure():
+    transform = build_transform(DataConfig(radius=3.1), training=True)
+    data = transform(toy_slab())
+    sender, receiver = data.edge_index
+    lengths = (data.pos[sender] - data.pos[receiver] + data.cell_offsets.float() @ data.cell[0]).norm(dim=-1)
+    assert 2.0 < lengths.max() < 3.1
+    assert "delta_pos" not in data
+    labelled = toy_slab()
+    labelled.pos_relaxed = labelled.pos + torch.tensor([0.1, -0.2, 0.3]) + labelled.cell[0, 1]
+    moved = transform(labelled).delta_pos
+    torch.testing.assert_close(moved, torch.tensor([[0.1, -0.2, 0.3]]).expand(7, 3), rtol=0, atol=1e-5)
+
+
+def test_transform_caps_neighbours():
+    free = build_transform(DataConfig(radius=5.0), training=False)(toy_slab())
+    capped = build_transform(DataConfig(radius=5.0, max_neighbors=5), training=False)(toy_slab())
+    assert capped.num_edges < free.num_edges
+
+
+def test_dataset_is_the_named_split_ready_for_the_model(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    config = DataConfig(root="datasets/fcc111", radius=4.0)
+    dataset = build_dataset(config, "val_ood_ads")
+    assert (dataset[0].atomic_numbers == 17).any()
+    assert dataset[0].delta_pos.shape == dataset[0].pos.shape
+    assert dataset[0].edge_index.max() < dataset[0].num_nodes
+    with pytest.raises(InputError, match="no split 'val_od'"):
+        build_dataset(config, "val_od")
+
+
+PAPER = ModelConfig(
+    channels=768, num_heads=48, num_layers=12, ffn_channels=768, num_gaussians=128, displacement_channels=768
+)
+
+
+def test_parameter_counts_at_the_published_size():
+    """45.1 M are published for Graphormer-3D, and under 0.03 M more for FLT than for the Performer."""
+    counts = {}
+    for kind in ("flt", "performer", "softmax"):
+        PAPER.attention.kind = kind
+        counts[kind] = num_parameters(build_model(PAPER, radius=6.0))
+    assert 44.1e6 < counts["softmax"] < 46.1e6
+    assert 0 < counts["flt"] - counts["performer"] < 0.03e6
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_shipped_configuration_is_complete(path):
+    written = flattened(yaml.safe_load(path.read_text(encoding="utf-8")))
+    assert written.keys() == {key for key, _, _ in config_keys()}
+    load_config(path)
+
+
+def test_fcc111_configurations_differ_in_attention_and_output_alone():
+    folder = ROOT / "configs/fcc111"
+    first, *others = [
+        flattened(yaml.safe_load(path.read_text(encoding="utf-8"))) for path in folder.glob("*.yaml")
+    ]
+    assert len(others) == 2
+    for other in others:
+        assert {key for key in first if first[key] != other[key]} == {
+            "model.attention.kind",
+            "training.output",
+        }
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_shipped_configuration_learns_a_small_batch(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    config = load_config(path)
+    torch.manual_seed(config.seed)
+    dataset = build_dataset(config.data, config.data.train_split, training=True)
+    batch = Batch.from_data_list([dataset[index] for index in (0, 101, 202, 303)])
+    model = build_model(config.model, config.data.radius, any(config.optim.delta_pos_weight))
+    model.energy_mean.copy_(batch.y_relaxed.mean())
+    model.energy_std.copy_(batch.y_relaxed.std())
+    model.delta_pos_std.copy_(batch.delta_pos[~batch.fixed].square().mean().sqrt())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(15):
+        energy, delta_pos = model(batch)
+        loss = (energy - batch.y_relaxed).abs().mean() / model.energy_std
+        loss = loss + ((delta_pos - batch.delta_pos)[~batch.fixed].abs().mean() / model.delta_pos_std)
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize("kind", ["flt", "performer", "softmax"])
+def test_rotating_a_slab_turns_its_displacements_in_float32(kind):
+    torch.manual_seed(0)
+    model = build_model(small_config(kind=kind), radius=4.0).eval()
+    transform = build_transform(DataConfig(radius=4.0), training=False)
+    turned, rotation = toy_slab(), random_rotation(generator=torch.Generator().manual_seed(3)).float()
+    turned.pos, turned.cell = turned.pos @ rotation.T, turned.cell @ rotation.T
+    with torch.no_grad():
+        straight, rotated = model(transform(toy_slab())), model(transform(turned))
+    # Random frequencies and features tie FLT to its axes; Performer and softmax are free of them.
+    tolerance = 0.3 if kind == "flt" else 1e-5
+    torch.testing.assert_close(rotated.delta_pos, straight.delta_pos @ rotation.T, rtol=0, atol=tolerance)
+    torch.testing.assert_close(rotated.energy, straight.energy, rtol=0, atol=tolerance)

@@ -1,0 +1,257 @@
+"""Reading, checking and writing configurations."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from molflt.config import (
+    Config,
+    add_config_arguments,
+    config_from_dict,
+    config_keys,
+    config_to_dict,
+    load_config,
+    save_config,
+)
+from molflt.errors import InputError
+
+
+@pytest.fixture
+def yaml_file(tmp_path):
+    def write(text: str):
+        path = tmp_path / "run.yaml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_saved_configuration_reads_back_the_same_and_is_complete(tmp_path):
+    config = Config(seed=7)
+    config.data.val_splits = ["val_id", "val_ood_ads"]
+    config.data.max_neighbors = 23
+    config.optim.betas = (0.8, 0.95)
+    config.optim.weight_decay = 1e-5
+    config.model.attention.kind = "performer"
+    config.training.output = "Läufe/Δ 1"
+    save_config(config, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml") == config
+    written = yaml.safe_load((tmp_path / "config.yaml").read_text(encoding="utf-8"))
+    assert {section: set(keys) for section, keys in written.items() if isinstance(keys, dict)} == {
+        field.name: {inner.name for inner in dataclasses.fields(getattr(config, field.name))}
+        for field in dataclasses.fields(config)
+        if dataclasses.is_dataclass(getattr(config, field.name))
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_dictionary_form_is_plain_and_goes_back():
+    config = Config(seed=3)
+    config.optim.delta_pos_weight = (5.0, 0.0)
+    plain = config_to_dict(config)
+    assert plain["optim"]["delta_pos_weight"] == [5.0, 0.0]
+    assert config_from_dict(plain) == config
+
+
+def test_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
+    save_config(Config(seed=1), tmp_path / "config.yaml")
+
+    def full_disk(*_, **__):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.replace", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        save_config(Config(seed=2), tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml").seed == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_file_wins_over_defaults_and_command_line_over_file(yaml_file):
+    path = yaml_file("optim: {lr: 1e-2, weight_decay: 0.5}\ndata: {val_splits: [a]}\n")
+    assert load_config(path).optim.lr == 0.01
+    config = load_config(path, ["--optim.lr", "3e-3", "--model.channels=48", "--data.val_splits+", "b"])
+    assert config.optim.lr == 0.003
+    assert config.optim.weight_decay == 0.5
+    assert config.model.channels == 48
+    assert config.data.val_splits == ["a", "b"]
+    assert config.optim.betas == Config().optim.betas
+
+
+def test_empty_file_is_all_defaults(yaml_file):
+    assert load_config(yaml_file("# nothing\n")) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "nearest"),
+    [
+        ("optim: {lrr: 1}", "optim.lrr", "optim.lr"),
+        ("optimiser: {lr: 1}", "optimiser", "optim"),
+        ("train: {epochs: 1}", "train", "training"),
+        ("lr: 1", "lr", "optim.lr"),
+        ("model: {attention: {frequencies: 3}}", "model.attention.frequencies", "num_frequencies"),
+    ],
+)
+def test_unknown_key_is_refused_with_the_nearest_valid_one(yaml_file, text, key, nearest):
+    path = yaml_file(text)
+    with pytest.raises(InputError) as caught:
+        load_config(path)
+    assert f"{path}: unknown key {key};" in str(caught.value)
+    assert str(caught.value).endswith(nearest)
+
+
+@pytest.mark.parametrize("word", ["--optim.lrr", "--optim.lrr=3"])
+def test_unknown_option_is_refused_with_the_nearest_valid_one(yaml_file, word):
+    with pytest.raises(InputError, match=r"unknown key --optim\.lrr; .* --optim\.lr$"):
+        load_config(yaml_file(""), [word, "3"])
+
+
+def test_abbreviated_option_is_not_guessed(yaml_file):
+    with pytest.raises(InputError, match=r"unknown key --data\.roo; .* --data\.root$"):
+        load_config(yaml_file(""), ["--data.roo", "x"])
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "got"),
+    [
+        ("optim: {lr: fast}", "optim.lr", "fast"),
+        ("optim: {lr: true}", "optim.lr", "True"),
+        ("data: {batch_size: 3.5}", "data.batch_size", "3.5"),
+        ("data: {val_splits: val_id}", "data.val_splits", "val_id"),
+        ("data: {root: 3}", "data.root", "3"),
+        ("optim: {betas: [0.9]}", "optim.betas", "0.9"),
+        ("model: {attention: {kind: linear}}", "model.attention.kind", "linear"),
+        ("optim: 3", "optim", "3"),
+        ("[1, 2]", "the configuration", "[1, 2]"),
+        ("data: {batch_size: }", "data.batch_size", "no value"),
+        ("seed: ", "seed", "no value"),
+    ],
+)
+def test_wrong_type_is_refused_in_one_line_naming_file_key_and_value(yaml_file, text, key, got):
+    path = yaml_file(text)
+    with pytest.raises(InputError) as caught:
+        load_config(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(str(path))
+    assert key in message
+    assert got in message
+
+
+INVALID = {
+    "seed": -1,
+    "data.root": " ",
+    "data.train_split": "",
+    "data.val_splits": [],
+    "data.radius": 0.0,
+    "data.max_neighbors": 0,
+    "data.batch_size": 0,
+    "data.num_workers": -1,
+    "model.channels": 0,
+    "model.num_heads": 7,
+    "model.num_layers": 0,
+    "model.num_blocks": 0,
+    "model.ffn_channels": 0,
+    "model.num_gaussians": 0,
+    "model.displacement_channels": 12,
+    "model.dropout": 1.0,
+    "model.attention.num_random_features": 0,
+    "model.attention.num_frequencies": 0,
+    "model.attention.num_basis": 0,
+    "model.attention.basis_width_range": [2.0, 1.0],
+    "optim.lr": 0.0,
+    "optim.betas": [0.9, 1.0],
+    "optim.weight_decay": -0.1,
+    "optim.warmup_fraction": 1.0,
+    "optim.grad_clip": 0.0,
+    "optim.delta_pos_weight": [1.0, -1.0],
+    "training.epochs": 0,
+    "training.output": "",
+    "training.redraw_every": -1,
+    "training.validate_every": 0,
+    "training.cache_gib": -1.0,
+    "optim.ema_decay": 1.0,
+}
+FREE = {"model.attention.kind", "model.attention.share_rpe", "training.accelerator", "data.energy_meaning"}
+
+
+def nested(key: str, value: object) -> dict:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("key", "value"), INVALID.items())
+def test_value_out_of_range_is_refused_naming_key_and_value(key, value):
+    with pytest.raises(InputError) as caught:
+        config_from_dict(nested(key, value), source="run.yaml")
+    assert str(caught.value).startswith(f"run.yaml: {key} must be ")
+    assert f", got {value!r}" in str(caught.value)
+
+
+def test_every_setting_has_a_refused_value_above():
+    assert {key for key, _, _ in config_keys()} == INVALID.keys() | FREE
+
+
+@pytest.mark.parametrize("value", [".nan", ".inf"])
+def test_numbers_that_are_not_finite_are_refused(value):
+    for key in ("data.radius", "optim.lr", "optim.weight_decay"):
+        with pytest.raises(InputError, match=key):
+            config_from_dict({}, overrides=[f"--{key}", value])
+
+
+def test_error_from_the_command_line_names_it_beside_the_file(yaml_file):
+    path = yaml_file("")
+    with pytest.raises(InputError) as caught:
+        load_config(path, ["--data.radius", "-2"])
+    assert (
+        str(caught.value)
+        == f"{path} with --data.radius -2: data.radius must be above 0 Å and finite, got -2.0"
+    )
+
+
+@pytest.mark.parametrize("overrides", [["extra"], ["--optim.lr"], ["--optim.lr", "1", "2"]])
+def test_malformed_command_line_is_refused(overrides):
+    with pytest.raises(InputError, match=f"with {overrides[0]}"):
+        config_from_dict({}, overrides=overrides)
+
+
+def test_missing_and_unreadable_files_are_refused(tmp_path, yaml_file):
+    with pytest.raises(InputError, match=r"cannot read .*absent\.yaml: No such file"):
+        load_config(tmp_path / "absent.yaml")
+    with pytest.raises(InputError, match="Is a directory"):
+        load_config(tmp_path)
+    (tmp_path / "binary.yaml").write_bytes(b"\x80\x02\xff")
+    with pytest.raises(InputError, match=r"binary\.yaml: it is no UTF-8 text"):
+        load_config(tmp_path / "binary.yaml")
+    with pytest.raises(InputError, match="is not valid YAML") as caught:
+        load_config(yaml_file("optim: [1, 2\n"))
+    assert "\n" not in str(caught.value)
+
+
+def test_key_given_twice_is_refused(yaml_file):
+    with pytest.raises(InputError, match="'lr' is given twice"):
+        load_config(yaml_file("optim:\n  lr: 1\n  lr: 2\n"))
+
+
+def test_every_setting_is_documented_and_offered_as_an_option():
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(prog="molflt train")
+    add_config_arguments(parser)
+    text = " ".join(parser.format_help().split())
+    for key, _, doc in config_keys():
+        assert f"--{key}" in text
+        assert len(doc) > 10
+    assert "Peak learning rate of AdamW." in text
+
+
+def test_reading_a_configuration_imports_no_torch(yaml_file):
+    path = yaml_file("seed: 1")
+    program = (
+        "import sys; from molflt.config import load_config; load_config(sys.argv[1], ['--seed', '2']); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(path)], check=True)
