@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -83,7 +84,8 @@ def _measure(
     def tell(turn: int) -> None:
         progress(f"{level}, {mode}: round {turn} of {settings.repeats}")
 
-    seconds = time_alternating(calls, settings.repeats, device, tell)
+    clock = time.process_time if settings.clock == "cpu" else time.perf_counter
+    seconds = time_alternating(calls, settings.repeats, device, clock, tell)
     rates = [matmul.flops / s for (name, _), samples in seconds.items() if name == "matmul" for s in samples]
     measurements = []
     for length in settings.lengths:
@@ -156,6 +158,7 @@ def run(arguments: argparse.Namespace) -> int:
     from molflt.bench.attention_report import print_report, write_report
 
     settings = settings_from_arguments(arguments)
+    resolve_device(settings.device)
     try:
         Path(settings.output).mkdir(parents=True, exist_ok=True)
     except OSError as error:

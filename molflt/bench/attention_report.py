@@ -32,12 +32,13 @@ def print_report(result: AttentionBench, console: Console) -> None:
     console.print(
         f"B={settings.batch_size} H={settings.heads} D={settings.head_dim} M={settings.features} "
         f"R={settings.frequencies}, float32, {settings.device}, {result.threads} CPU threads, "
-        f"{settings.repeats} rounds"
+        f"{settings.repeats} rounds, {settings.clock} time"
     )
     for level in settings.levels:
         for mode in settings.modes:
             console.print(measurement_table(result, level, mode))
-    console.print(growth_table(result))
+    if result.growths():
+        console.print(growth_table(result))
     console.print(aim_table(result))
     rate = spread(result.matmul_rate)
     console.print(f"large matrix product: {_spread_text(rate, 1e9)} GFLOP/s, the peak that shares refer to")

@@ -39,7 +39,8 @@ class AttentionBenchSettings:
     """Sizes and conditions of the comparison; each field is an option of the command.
 
     Raises:
-        InputError: a number below its minimum, or an output that is not a folder.
+        InputError: a number below its minimum, a clock that does not fit the device, or an output that is a
+            file.
     """
 
     lengths: tuple[int, ...] = _option(
@@ -63,6 +64,12 @@ class AttentionBenchSettings:
         "forward: without gradients; training: forward and backward to inputs and parameters",
         (*MODES, "both"),
     )
+    clock: Literal["wall", "cpu"] = _option(
+        "wall",
+        str,
+        "wall: time passed; cpu: the process's CPU time, for a machine that has other work to do",
+        ("wall", "cpu"),
+    )
     threads: int | None = _option(None, int, "CPU threads; by default torch's own choice")
     device: str = _option("cpu", str, "cpu or cuda")
     memory_budget: float = _option(
@@ -80,6 +87,8 @@ class AttentionBenchSettings:
             raise InputError(f"--lengths must be numbers of at least 1, got {self.lengths}")
         if len(set(self.lengths)) < len(self.lengths):
             raise InputError(f"--lengths must differ from each other, got {self.lengths}")
+        if self.clock == "cpu" and not self.device.startswith("cpu"):
+            raise InputError(f"--clock cpu does not see what --device {self.device} does; use --clock wall")
         if not self.memory_budget > 0:
             raise InputError(f"--memory-budget must be above 0 GiB, got {self.memory_budget}")
         if Path(self.output).exists() and not Path(self.output).is_dir():

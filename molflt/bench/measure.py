@@ -25,6 +25,9 @@ Key = TypeVar("Key", bound=Hashable)
 SHORTEST_SAMPLE = 0.005
 """Seconds; shorter calls are repeated within a sample."""
 
+MOST_CALLS = 1000
+"""Calls within a sample at most."""
+
 
 class Spread(NamedTuple):
     """Median of samples, with the smallest and the largest."""
@@ -62,38 +65,44 @@ def thread_count(threads: int | None) -> Iterator[int]:
         torch.set_num_threads(before)
 
 
-def time_call(call: Callable[[], object], device: torch.device, number: int = 1) -> float:
+def time_call(
+    call: Callable[[], object],
+    device: torch.device,
+    number: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
     """Mean seconds per call over `number` calls in a row."""
     synchronize(device)
-    start = time.perf_counter()
+    start = clock()
     for _ in range(number):
         call()
     synchronize(device)
-    return (time.perf_counter() - start) / number
+    return (clock() - start) / number
 
 
 def time_alternating(
     calls: Mapping[Key, Callable[[], object]],
     rounds: int,
     device: torch.device,
+    clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[int], None] = lambda _: None,
 ) -> dict[Key, list[float]]:
     """Seconds per call of each callable, a sample a round, all callables in turn within a round.
 
-    Two calls of each come first and do not count; the second sets how many calls make a sample of at least
-    `SHORTEST_SAMPLE`. Python's garbage collector is off meanwhile.
+    One call of each comes first and does not count; it sets how many calls make a sample of about
+    `SHORTEST_SAMPLE` at least. Python's garbage collector is off meanwhile.
 
     Args:
         calls: what to time.
         rounds: samples of each.
         device: where they queue their work.
+        clock: seconds.
         progress: receives the number of each round, from 1, before it starts.
     """
-    for call in calls.values():
-        time_call(call, device)
-    numbers = {
-        name: max(1, math.ceil(SHORTEST_SAMPLE / time_call(call, device))) for name, call in calls.items()
-    }
+    numbers = {}
+    for name, call in calls.items():
+        seconds = time_call(call, device, clock=clock)
+        numbers[name] = math.ceil(SHORTEST_SAMPLE / max(seconds, SHORTEST_SAMPLE / MOST_CALLS))
     samples: dict[Key, list[float]] = {name: [] for name in calls}
     names = list(calls)
     collecting = gc.isenabled()
@@ -104,7 +113,7 @@ def time_alternating(
             progress(turn + 1)
             first = turn % len(names)
             for name in names[first:] + names[:first]:
-                samples[name].append(time_call(calls[name], device, numbers[name]))
+                samples[name].append(time_call(calls[name], device, numbers[name], clock))
     finally:
         if collecting:
             gc.enable()

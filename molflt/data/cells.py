@@ -32,8 +32,8 @@ def check_cell(cell: ArrayLike, pbc: ArrayLike) -> None:
 
     Raises:
         InputError: if a number of `cell` is not finite, a periodic vector has zero length or more than
-            10⁶ Å, or the periodic vectors are linearly dependent: the volume (area) they span is below 1e-6 of the product of
-            their lengths.
+            10⁶ Å, or the periodic vectors are linearly dependent: the volume (area) they span is below 1e-6
+            of the product of their lengths.
     """
     cell = np.asarray(cell, dtype=np.float64)
     periodic = np.asarray(pbc, dtype=bool)

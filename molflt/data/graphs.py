@@ -27,7 +27,10 @@ SHELL_TOLERANCE = 0.01
 """Å; neighbours whose distances differ by less belong to one shell (the value fairchem uses)."""
 DISTANCE_QUANTUM = 1e-6
 """Å; distances equal to this are ordered by sender and offsets, not by their rounding."""
-MAX_EXPECTED_EDGES = 2e8
+MAX_WORK = 2e8
+"""Edges, or visits of cells and their images, beyond which a graph is refused: seconds and gigabytes."""
+VESIN_CELLS = 90_000
+"""Cells that vesin (0.6) makes at most, 100,000, with a margin."""
 
 
 def radius_graph(
@@ -167,13 +170,17 @@ def _all_pairs(
     box, operation = reduced_cell(
         complete_cell(cell, periodic, np.full(3, extent + 2.0 * radius + 1.0)), periodic
     )
-    search_radius = _search_radius(box, radius)
-    volume = abs(np.linalg.det(box))
-    expected = len(points) ** 2 * 4.0 / 3.0 * math.pi * search_radius**3 / volume
-    if expected > MAX_EXPECTED_EDGES:
+    heights = 1.0 / np.linalg.norm(np.linalg.inv(box), axis=0)
+    search_radius = _search_radius(heights, radius)
+    images = np.prod(2.0 * np.ceil(search_radius / heights) + 1.0)
+    density = len(points) / abs(np.linalg.det(box))
+    cells = min(np.maximum(heights / search_radius, 1.0).prod(), VESIN_CELLS)
+    edges = len(points) * 4.0 / 3.0 * math.pi * search_radius**3 * density
+    work = max(edges, len(points) * images, cells * images)
+    if work > MAX_WORK:
         raise InputError(
-            f"{len(points)} atoms in a cell of {volume:.3g} Å³ have about {expected:.1g} neighbours within "
-            f"{search_radius:.3g} Å, too many to hold; correct the cell or lower the radius"
+            f"{len(points)} atoms spread over {extent:.3g} Å in a cell {heights.round(3).tolist()} Å high "
+            f"would take some {work:.0e} steps to connect; correct positions and cell or lower the radius"
         )
     # Each pair once and mirrored here is faster than vesin's full list.
     neighbors = vesin.NeighborList(cutoff=search_radius, full_list=False)
@@ -195,17 +202,16 @@ def _all_pairs(
     )
 
 
-def _search_radius(box: NDArray[np.float64], radius: float) -> float:
+def _search_radius(heights: NDArray[np.float64], radius: float) -> float:
     """Return the smallest radius, not below `radius`, with which vesin can divide the box into cells.
 
-    vesin (0.6) makes at most 100,000 cells: more are merged alike in all directions, and a direction that is
-    left without any (a vast and thin box) is divided by zero, which ends the process.
+    Beyond its number of cells vesin merges them alike in all directions; a direction that is left without
+    any (in a vast and thin box) is divided by zero, which ends the process. Three are a safe rest.
     """
-    heights = 1.0 / np.linalg.norm(np.linalg.inv(box), axis=0)
     while True:
         counts = np.maximum(np.floor(heights / radius), 1.0)
-        excess = counts.prod() / 90_000
-        if excess <= 1.0 or counts.min() >= 1.5 * excess ** (1.0 / 3.0):
+        excess = counts.prod() / VESIN_CELLS
+        if excess <= 1.0 or counts.min() >= 3.0 * excess ** (1.0 / 3.0):
             return radius
         radius *= 1.2
 

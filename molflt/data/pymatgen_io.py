@@ -114,16 +114,15 @@ def iter_cif(text: str) -> Iterator[tuple[Atoms, list[str]] | InputError]:
 def _read_block(block: CifBlock) -> tuple[Atoms, list[str]]:
     from pymatgen.io.cif import CifParser
 
-    columns = {name: _column(block, name) for name in ("label", "type_symbol", "occupancy", "calc_flag")}
-    fractional = _fractional_positions(block)
-    names = columns["label"] or columns["type_symbol"] or []
-    if len(names) != len(fractional):
-        raise InputError("lists sites without labels; add _atom_site_label")
-    symbols = _site_symbols(columns["type_symbol"] or names, names, columns["type_symbol"] is not None)
-    flags = columns["calc_flag"] or []
-    if "dum" in flags:
-        raise InputError(f"site {names[flags.index('dum')]} is a dummy atom; remove it")
-    if columns["occupancy"] is not None:
+    columns = _site_columns(block)
+    names = columns["label"]
+    fractional = np.array(
+        [[_number(text, "coordinate") for text in columns[f"fract_{axis}"]] for axis in "xyz"]
+    ).T
+    symbols = _site_symbols(columns.get("type_symbol", names), names, "type_symbol" in columns)
+    if "dum" in columns.get("calc_flag", []):
+        raise InputError(f"site {names[columns['calc_flag'].index('dum')]} is a dummy atom; remove it")
+    if "occupancy" in columns:
         shares = [1.0 if text in _UNSTATED else _number(text, "occupancy") for text in columns["occupancy"]]
         check_occupancies(shares, [f"site {name}" for name in names])
         block.data["_atom_site_occupancy"] = ["1"] * len(shares)
@@ -172,13 +171,21 @@ def _site_symbols(texts: list[str], names: list[str], are_types: bool) -> list[s
     return symbols
 
 
-def _fractional_positions(block: CifBlock) -> NDArray[np.float64]:
-    axes = [_column(block, f"fract_{axis}") for axis in "xyz"]
-    if any(axis is None for axis in axes):
+def _site_columns(block: CifBlock) -> dict[str, list[str]]:
+    """Return the site columns that matter and are there, all of one length."""
+    columns = {}
+    for name in ("label", "fract_x", "fract_y", "fract_z", "type_symbol", "occupancy", "calc_flag"):
+        values = block.data.get(f"_atom_site_{name}")
+        if values is not None:
+            columns[name] = [values] if isinstance(values, str) else list(values)
+    missing = {"label", "fract_x", "fract_y", "fract_z"} - set(columns)
+    if missing:
         raise InputError(
-            "has no fractional coordinates (_atom_site_fract_x, _y, _z); write it as a crystal CIF"
+            f"has no _atom_site_{min(missing)}; give labels and fractional coordinates of all sites"
         )
-    return np.array([[_number(text, "coordinate") for text in axis or []] for axis in axes]).T
+    if len({len(values) for values in columns.values()}) > 1:
+        raise InputError("has site columns of different lengths; give every value of every site")
+    return columns
 
 
 def _cell(block: CifBlock) -> NDArray[np.float64]:
@@ -191,17 +198,10 @@ def _cell(block: CifBlock) -> NDArray[np.float64]:
     raise InputError(f"has the cell {values}, whose angles no cell can have; correct the cell")
 
 
-def _column(block: CifBlock, name: str) -> list[str] | None:
-    values = block.data.get(f"_atom_site_{name}")
-    if values is None:
-        return None
-    return [values] if isinstance(values, str) else list(values)
-
-
-def _number(text: str, what: str) -> float:
+def _number(text: object, what: str) -> float:
     """Return a CIF number without its uncertainty in brackets."""
     try:
-        return float(re.sub(r"\(.*", "", text))
+        return float(re.sub(r"\(.*", "", str(text)))
     except ValueError:
         raise InputError(
             f"has the {what} {text!r}, which is no number; correct it or remove the site"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import TextIO
 
 import ase.io
@@ -37,9 +38,9 @@ def iter_xyz(stream: TextIO) -> Iterator[tuple[Atoms, list[str]] | InputError]:
             )
         if len(declared) > 8:
             raise InputError(f"declares {declared[:20]} atoms, more than any file holds; correct the number")
-        block = [stream.readline() for _ in range(1 + int(declared))]
+        block = list(islice(stream, 1 + int(declared)))
         listed = sum(1 for text in block[1:] if text.strip())
-        if not all(block[1:]) or not block[0]:
+        if len(block) < 1 + int(declared):
             raise InputError(f"declares {declared} atoms but the file ends after {listed}; complete the file")
         line = _next_filled_line(stream)
         while line.startswith("VEC"):
@@ -75,7 +76,8 @@ def _parse_frame(num_atoms: int, block: list[str]) -> tuple[Atoms, list[str]]:
     columns = _column_numbers(block[0])
     rows = [text.split() for text in block[1 : 1 + num_atoms]]
     notes = []
-    if "species" in columns and all(len(row) > columns["species"] for row in rows):
+    needed = max(columns.get("species", 0), columns.get("Z", 0))
+    if "species" in columns and all(len(row) > needed for row in rows):
         at = columns["species"]
         symbols = [row[at] for row in rows]
         notes = isotope_note(symbols)

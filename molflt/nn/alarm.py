@@ -11,6 +11,10 @@ from torch import Tensor
 CALLS_BETWEEN_CHECKS = 16
 
 
+class VanishingNormalizerWarning(UserWarning):
+    """A normaliser is smaller than epsilon, which stands in for it."""
+
+
 class NormalizerAlarm:
     """Looks at the normalisers of the first call and of every 16th from there, and warns at most once.
 
@@ -38,8 +42,9 @@ class NormalizerAlarm:
         if count > 0:
             self.raised = True
             warnings.warn(
-                f"the attention normaliser is below eps={eps:g} at {count} of {vanishing.numel()} queries and "
-                "heads: their output is noise or zero; use PositiveRandomFeatures, more random features, or "
-                "a larger offset of ReLUFeatures (shown once per layer)",
+                f"the attention normaliser is below eps={eps:g} at {count} of {vanishing.numel()} queries "
+                "and heads: their output is noise or zero; use PositiveRandomFeatures, more random "
+                "features, or a larger offset of ReLUFeatures (shown once per layer)",
+                VanishingNormalizerWarning,
                 stacklevel=3,
             )

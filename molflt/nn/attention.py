@@ -111,7 +111,8 @@ class FLTAttention(MultiHeadAttention):
 
     Raises:
         ValueError: `num_heads` does not divide `channels`; `rpe` or `feature_map` has another size; `causal`
-            with a feature map that looks ahead; `forward` without positions where the coupling needs them.
+            with a feature map that looks ahead; `rpe` with a coupling that uses none; `forward` without
+            positions where the coupling needs them, or with positions of another dimension.
 
     Example:
         >>> layer = FLTAttention(64, 4, feature_map=PositiveRandomFeatures(64))
@@ -137,6 +138,8 @@ class FLTAttention(MultiHeadAttention):
         coupling = AdditiveCoupling() if coupling is None else coupling
         if rpe is None and coupling.needs_positions:
             rpe = default_rpe(num_heads, position_dim)
+        if rpe is not None and not coupling.needs_positions:
+            raise ValueError(f"{type(coupling).__name__} uses no RPE, got an rpe; pass rpe=None")
         super().__init__(
             channels,
             num_heads,
@@ -168,8 +171,9 @@ class FLTAttention(MultiHeadAttention):
         self, pos: Float[Tensor, "B N X"] | None, atom_mask: Bool[Tensor, "B N"] | None = None
     ) -> Float[Tensor, "B H N K"] | None:
         """The RPE's trigonometric basis `[B, H, N, 2R]`, or None where positions play no part."""
-        if pos is None or self.rpe is None or not self.coupling.needs_positions:
+        if pos is None or self.rpe is None:
             return None
+        self.check_position_dim(pos)
         return self.rpe.basis(zero_padding(pos, atom_mask))
 
     def forward(
@@ -209,11 +213,10 @@ class FLTAttention(MultiHeadAttention):
 
 
 class SoftmaxAttention(MultiHeadAttention):
-    """Quadratic attention with the weights exp(q_i.k_j / sqrt(D) + f(r_i - r_j)): what `FLTAttention`
-    estimates.
+    """Attention with the exact weights exp(q_i.k_j / sqrt(D) + f(r_i - r_j)), at a cost quadratic in N.
 
-    Its parameters have the names and shapes of `FLTAttention`'s, so a state dict of one, less the feature
-    map, loads into the other.
+    `FLTAttention` estimates what this layer computes. The parameters of both have the same names and shapes,
+    so a state dict of one, less the feature map, loads into the other.
 
     Args:
         channels, num_heads, position_dim, causal, in_channels, bias: as in `FLTAttention`.
@@ -261,6 +264,7 @@ class SoftmaxAttention(MultiHeadAttention):
         """f(r_i - r_j) `[B, H, N, N]`, or None without an RPE."""
         if pos is None or self.rpe is None:
             return None
+        self.check_position_dim(pos)
         pos = zero_padding(pos, atom_mask)
         with torch.autocast(pos.device.type, enabled=False):
             return self.rpe.closed_form_bias(pos) if self.closed_form else self.rpe.dense_bias(pos)

@@ -15,8 +15,7 @@ from molflt.nn.rpe import FourierRPE
 
 
 class FLTConv(nn.Module):
-    """Every node attends to all nodes of its graph, with a learned Fourier RPE, at a cost linear in their
-    number.
+    """Every node attends to all nodes of its graph, with a learned Fourier RPE, at linear cost.
 
     Args:
         in_channels: width of the input.
@@ -26,6 +25,7 @@ class FLTConv(nn.Module):
         rpe, feature_map, coupling, causal, chunk_size, bias, eps: as in `FLTAttention`.
 
     Example:
+        >>> import torch
         >>> conv = FLTConv(16, 32, position_dim=2, heads=4)
         >>> x, pos = torch.randn(5, 16), torch.randn(5, 2)
         >>> conv(x, pos, batch=torch.tensor([0, 0, 1, 1, 1])).shape

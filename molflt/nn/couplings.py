@@ -1,7 +1,7 @@
 """How a relative positional encoding enters linear attention.
 
-    additive         a_ij = exp(q_i.k_j / sqrt(D) + f_hat(r_i - r_j))   FLT, Choromanski et al. 2024,
-    Algorithm 1 multiplicative   a_ij = exp(q_i.k_j / sqrt(D)) M(r_i - r_j), M > 0
+    additive         a_ij = exp(q_i.k_j / sqrt(D) + f_hat(r_i - r_j))   FLT, arXiv 2302.01925, Algorithm 1
+    multiplicative   a_ij = exp(q_i.k_j / sqrt(D)) M(r_i - r_j), M > 0
     none             a_ij = exp(q_i.k_j / sqrt(D))                      Performer
 
 (with exp standing for whatever the feature map linearises). A coupling says which vectors the feature map
@@ -50,16 +50,23 @@ class Coupling(nn.Module):
         """Factors of what the weights are multiplied by; None is 1."""
         return None
 
-    def required(
-        self, rpe: FourierRPE | None, basis: Float[Tensor, "B H N K"] | None
-    ) -> tuple[FourierRPE, Float[Tensor, "B H N K"]]:
-        """`rpe` and `basis`, or ValueError where one is missing."""
-        if rpe is None or basis is None:
+    def exact_bias(
+        self, rpe: FourierRPE | None, pos: Float[Tensor, "B N X"] | None
+    ) -> Float[Tensor, "B H N N"] | None:
+        """What softmax attention adds to q.k / sqrt(D) where this coupling's features are exact; None is 0.
+
+        Under the RPE's own frequencies; quadratic in N.
+        """
+        return None
+
+    def required(self, rpe: FourierRPE | None, positional: Tensor | None) -> tuple[FourierRPE, Tensor]:
+        """`rpe` and `positional` (positions or their basis), or ValueError where one is missing."""
+        if rpe is None or positional is None:
             raise ValueError(
                 f"{type(self).__name__} needs positions: pass pos (or positional) and an rpe, or use "
                 "NoCoupling()"
             )
-        return rpe, basis
+        return rpe, positional
 
 
 class NoCoupling(Coupling):
@@ -78,8 +85,8 @@ class AdditiveCoupling(Coupling):
     converge. Centre positions, so that the origin means the same in every graph.
 
     The normaliser is positive with positive features. With signed ones it need not be: of
-    `RFAGaussianFeatures`, 2 % of the normalisers are negative at M = 64 and 0.7 % at M = 256 (unit normal q,
-    k).
+    `RFAGaussianFeatures`, 2 % of the normalisers are negative at M = 64 and 0.7 % at M = 256 (same setting,
+    unit normal q and k).
     """
 
     needs_positions = True
@@ -87,7 +94,7 @@ class AdditiveCoupling(Coupling):
     def input_width(self, head_dim: int, rpe: FourierRPE | None) -> int:
         """Width of the vectors that the feature map sees: 2R + D."""
         assert rpe is not None
-        return 2 * rpe.sampler.num_frequencies + head_dim
+        return 2 * rpe.num_frequencies + head_dim
 
     def operands(
         self,
@@ -97,6 +104,13 @@ class AdditiveCoupling(Coupling):
         basis: Float[Tensor, "B H N K"] | None,
     ) -> Operands:
         return FourierOperands(query, key, *self.required(rpe, basis))
+
+    def exact_bias(
+        self, rpe: FourierRPE | None, pos: Float[Tensor, "B N X"] | None
+    ) -> Float[Tensor, "B H N N"]:
+        """f_hat(r_i - r_j)."""
+        rpe, pos = self.required(rpe, pos)
+        return rpe.dense_bias(pos)
 
 
 class MultiplicativeCoupling(Coupling):
@@ -151,6 +165,14 @@ class MultiplicativeCoupling(Coupling):
         weights = torch.cat([amplitudes, amplitudes, floor], dim=-1)
         alpha = append_ones(basis)
         return Modulations(alpha, alpha * weights.unsqueeze(-2))
+
+    def exact_bias(
+        self, rpe: FourierRPE | None, pos: Float[Tensor, "B N X"] | None
+    ) -> Float[Tensor, "B H N N"]:
+        """log M(r_i - r_j)."""
+        rpe, pos = self.required(rpe, pos)
+        query, key = self.modulations(rpe, rpe.basis(pos))
+        return (query @ key.mT).log()
 
     def extra_repr(self) -> str:
         return f"background={self.background}, floor_ratio={self.floor_ratio}"

@@ -1,4 +1,4 @@
-"""How good a Fourier RPE's estimate is: measured error, variance bound, effective sample size.
+"""How good the estimates of FLT are: measured errors, variance bound, effective sample size.
 
 With c = sup |g|/p the estimate's variance is at most (c^2 - f^2)/R (flt_math, section 1; arXiv 2302.01925,
 Theorem A.3). c is infinite where p has thinner tails than |g|: the estimate is then right on average only,
@@ -14,6 +14,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from molflt.nn.attention import FLTAttention, flt_attention
+from molflt.nn.functional import softmax_attention
+from molflt.nn.multihead import zero_padding
 from molflt.nn.rpe import FourierRPE
 
 NUM_RADII = 800
@@ -44,6 +47,48 @@ def rpe_bias_error(
         pairs = atom_mask.unsqueeze(-1) & atom_mask.unsqueeze(-2)
         error = torch.where(pairs.unsqueeze(1), error, 0.0)
     return error.amax((-1, -2))
+
+
+@torch.no_grad()
+def attention_error(
+    layer: FLTAttention,
+    x: Float[Tensor, "B N C"],
+    pos: Float[Tensor, "B N X"] | None = None,
+    atom_mask: Bool[Tensor, "B N"] | None = None,
+) -> Float[Tensor, "B H"]:
+    """Error of a layer's attention against its exact twin: |out - exact| / |exact|, norms over real tokens.
+
+    The twin is softmax attention over the layer's own queries, keys and values with the coupling's
+    `exact_bias` under the layer's own frequencies, so what is measured is the feature map's error alone;
+    `rpe_bias_error` has the frequencies'. For feature maps of another kernel than exp (ReLU, elu + 1) it is
+    the distance from softmax attention and has no reason to be small. 1 is as bad as no output at all.
+    Quadratic in N.
+
+    Args:
+        layer: the attention layer.
+        x, pos, atom_mask: as in its `forward`.
+    """
+    query, key, value = layer.heads(zero_padding(x, atom_mask))
+    if pos is not None:
+        pos = zero_padding(pos, atom_mask)
+    out = flt_attention(
+        query,
+        key,
+        value,
+        pos,
+        atom_mask,
+        feature_map=layer.feature_map,
+        coupling=layer.coupling,
+        rpe=layer.rpe,
+        causal=layer.causal,
+        chunk_size=layer.chunk_size,
+        eps=layer.eps,
+    )
+    bias = layer.coupling.exact_bias(layer.rpe, pos)
+    exact = softmax_attention(query, key, value, bias, atom_mask, layer.causal)
+    if atom_mask is not None:
+        out = out.masked_fill(~atom_mask[:, None, :, None], 0.0)
+    return (out - exact).flatten(-2).norm(dim=-1) / exact.flatten(-2).norm(dim=-1)
 
 
 @torch.no_grad()

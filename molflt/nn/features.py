@@ -15,7 +15,8 @@ the normaliser can not vanish, and no epsilon enters.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -99,6 +100,10 @@ class StabilisedFeatures(NamedTuple):
     key: Tensor
     key_sum: Tensor
 
+    def attend(self, value: Float[Tensor, "B H N D"]) -> Float[Tensor, "B H N D"]:
+        """Attention over all real tokens."""
+        return self.query @ ((self.key.transpose(-1, -2) @ value) / self.key_sum.transpose(-1, -2))
+
 
 @dataclass(frozen=True)
 class LogFeatures(Features):
@@ -116,15 +121,6 @@ class LogFeatures(Features):
     query_bias: Tensor | None
     atom_mask: Tensor | None
 
-    def heads(self, heads: slice) -> LogFeatures:
-        """The features of some heads."""
-        return replace(
-            self,
-            projection=self.projection.heads(heads),
-            key_bias=self.key_bias[:, heads],
-            query_bias=None if self.query_bias is None else self.query_bias[:, heads],
-        )
-
     def evaluate(self) -> StabilisedFeatures:
         """The features of all heads at once."""
         log_key = self.projection.key(self.key_bias)
@@ -138,45 +134,51 @@ class LogFeatures(Features):
         return StabilisedFeatures(self.projection.query(bias).softmax(-1), key, key_sum)
 
     def attend(self, value: Float[Tensor, "B H N D"], modulations: Modulations | None) -> Sums:
-        if modulations is None:
-            blocks = [self.heads(heads)._attend(value[:, heads]) for heads in self.blocks()]
-            return Sums(torch.cat(blocks, dim=1), None)
-        ones = append_ones(value)
         blocks = []
-        for heads in self.blocks():
-            query, key, key_sum = self.heads(heads).evaluate()
-            alpha, beta = (modulation[:, heads] for modulation in modulations)
-            blocks.append(modulated_linear_sums(query, key / key_sum, ones[:, heads], alpha, beta))
+        if modulations is None:
+            for part, v, _ in self.split(value, None):
+                blocks.append(part.evaluate().attend(v))
+            return Sums(torch.cat(blocks, dim=1), None)
+        for part, v, factors in self.split(append_ones(value), modulations):
+            query, key, key_sum = part.evaluate()
+            blocks.append(modulated_linear_sums(query, key / key_sum, v, *factors))
         return split_ones(torch.cat(blocks, dim=1))
 
     def attend_causal(
         self, value: Float[Tensor, "B H N D"], modulations: Modulations | None, chunk_size: int
     ) -> Sums:
-        ones = append_ones(value)
         zero = self.key_bias.new_zeros(1, 1, 1, 1)
         blocks = []
-        for heads in self.blocks():
-            part = self.heads(heads)
+        for part, v, factors in self.split(append_ones(value), modulations):
             log_query = part.projection.query(zero if part.query_bias is None else part.query_bias)
             log_key = part.projection.key(part.key_bias)
-            features = exponential_causal_features(log_query, log_key, self.atom_mask, chunk_size)
-            alpha, beta = (m[:, heads] for m in modulations) if modulations is not None else (None, None)
-            blocks.append(causal_sums(features, ones[:, heads], alpha, beta))
+            features = exponential_causal_features(log_query, log_key, part.atom_mask, chunk_size)
+            blocks.append(causal_sums(features, v, *factors))
         return split_ones(torch.cat(blocks, dim=1))
 
-    def _attend(self, value: Float[Tensor, "B H N D"]) -> Float[Tensor, "B H N D"]:
-        query, key, key_sum = self.evaluate()
-        return query @ ((key.transpose(-1, -2) @ value) / key_sum.transpose(-1, -2))
+    def heads_per_block(self) -> int:
+        """Heads to compute at a time.
 
-    def blocks(self) -> list[slice]:
-        """Ranges of heads to compute one after the other.
-
-        On a CPU few enough at a time for their features to stay in cache, which also keeps the intermediate
-        results of long inputs from growing with the number of heads; elsewhere, and compiled, all at once.
+        On a CPU few enough for their features to stay in cache, which also keeps the intermediate results of
+        long inputs from growing with the number of heads; elsewhere, and compiled, all at once.
         """
         num_graphs, num_heads, num_tokens, _ = self.key_bias.shape
         if self.key_bias.device.type != "cpu" or torch.compiler.is_compiling():
-            return [slice(0, num_heads)]
+            return num_heads
         size = BLOCK_ELEMENTS // (num_graphs * num_tokens * self.projection.num_features)
-        size = min(max(size, 1), num_heads)
-        return [slice(start, start + size) for start in range(0, num_heads, size)]
+        return min(max(size, 1), num_heads)
+
+    def split(
+        self, value: Float[Tensor, "B H N E"], modulations: Modulations | None
+    ) -> Iterator[tuple[LogFeatures, Tensor, tuple[Tensor, ...]]]:
+        """Features, values and the two modulations (an empty tuple if None), some heads at a time."""
+        size = self.heads_per_block()
+        key_biases, values = self.key_bias.split(size, dim=1), value.split(size, dim=1)
+        query_biases = [None] * len(values) if self.query_bias is None else self.query_bias.split(size, dim=1)
+        factors: list[tuple[Tensor, ...]] = [()] * len(values)
+        if modulations is not None:
+            factors = list(zip(*(factor.split(size, dim=1) for factor in modulations), strict=True))
+        for projection, key_bias, query_bias, v, factor in zip(
+            self.projection.split(size), key_biases, query_biases, values, factors, strict=True
+        ):
+            yield LogFeatures(projection, key_bias, query_bias, self.atom_mask), v, factor

@@ -162,7 +162,8 @@ def softmax_attention(
     if atom_mask is not None:
         query, key, value = (mask_rows(x, atom_mask) for x in (query, key, value))
         bias = torch.where(atom_mask[:, None, None, :], bias, float("-inf"))
-        # A padded row sees every key, and is dropped at the end: softmax of a row without keys is NaN.
+        # A padded row sees every key, and is dropped at the end. No row is without keys (whose softmax is NaN
+        # in some of torch's kernels), and none keeps what the bias held there.
         bias = torch.where(atom_mask[:, None, :, None], bias, 0.0)
     out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias.to(query.dtype))
     return mask_rows(out, atom_mask)

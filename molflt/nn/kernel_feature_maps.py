@@ -80,8 +80,7 @@ class EluFeatures(FeatureMap):
 
 
 class NormalizedProjectionFeatures(RandomProjectionFeatures):
-    """Features of W x where q and k are scaled to the length sqrt(temperature), temperature learned per
-    head."""
+    """Features of W x where q and k are scaled to one length, its square (`temperature`) learned per head."""
 
     raw_temperature: nn.Parameter
 
@@ -133,8 +132,9 @@ class RFAGaussianFeatures(NormalizedProjectionFeatures):
 
 
 class RFAArcCosineFeatures(NormalizedProjectionFeatures):
-    """phi(x) = sqrt(2/M) relu(W x): an estimate of |x| |y| (sin t + (pi - t) cos t) / pi, t the angle of x
-    and y.
+    """phi(x) = sqrt(2/M) relu(W x): an estimate of |x| |y| (sin t + (pi - t) cos t) / pi, t their angle.
+
+    q and k are scaled to one length, so the kernel is a function of their angle and the RPE.
 
     Args:
         num_random_features: M.

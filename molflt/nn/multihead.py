@@ -76,6 +76,14 @@ class MultiHeadAttention(nn.Module):
         )
         return query, key, value
 
+    def check_position_dim(self, pos: Float[Tensor, "B N X"]) -> None:
+        """Raises ValueError if the positions have another dimension than the layer."""
+        if pos.shape[-1] != self.position_dim:
+            raise ValueError(
+                f"pos must have position_dim={self.position_dim} coordinates, got {pos.shape[-1]}; make the "
+                f"layer with position_dim={pos.shape[-1]}"
+            )
+
     def merge(
         self, out: Float[Tensor, "B H N D"], atom_mask: Bool[Tensor, "B N"] | None
     ) -> Float[Tensor, "B N C"]:

@@ -26,6 +26,12 @@ class Term(NamedTuple):
     weight: Tensor
 
 
+def split_term(term: Term, num_heads: int) -> list[Term]:
+    """The term, `num_heads` heads at a time: by split, whose gradient is a concatenation and no sum."""
+    parts = zip(term.x.split(num_heads, dim=1), term.weight.split(num_heads, dim=-3), strict=True)
+    return [Term(x, weight) for x, weight in parts]
+
+
 def affine_sum(bias: Float[Tensor, "#B #H #N #M"], terms: Sequence[Term]) -> Float[Tensor, "B H N M"]:
     """`bias` plus the matrix products of all terms, accumulated in one tensor."""
     num_graphs, num_heads, num_tokens = terms[0].x.shape[:3]
@@ -59,12 +65,13 @@ class Projection(NamedTuple):
         """M."""
         return self.query_terms[0].weight.shape[-1]
 
-    def heads(self, heads: slice) -> Projection:
-        """The projection of some heads."""
-        return Projection(
-            [Term(x[:, heads], weight[..., heads, :, :]) for x, weight in self.query_terms],
-            [Term(x[:, heads], weight[..., heads, :, :]) for x, weight in self.key_terms],
+    def split(self, num_heads: int) -> list[Projection]:
+        """The projection, `num_heads` heads at a time."""
+        queries, keys = (
+            zip(*(split_term(term, num_heads) for term in terms), strict=True)
+            for terms in (self.query_terms, self.key_terms)
         )
+        return [Projection(query, key) for query, key in zip(queries, keys, strict=True)]
 
     def scaled(self, gain: Float[Tensor, "#B #H 1 1"]) -> Projection:
         """The projection of gain q^ and gain k^."""
@@ -119,7 +126,12 @@ class Operands:
 
     def half_squared_key_norm(self) -> Float[Tensor, "B H N 1"]:
         """|k^|^2 / 2, up to a constant per graph and head."""
-        return (0.5 * self.scale**2) * self.key.square().sum(-1, keepdim=True)
+        if torch.is_grad_enabled() and self.key.requires_grad:
+            squared_norm = self.key.square().sum(-1, keepdim=True)
+        else:
+            # Without a temporary of the keys' size; but its second derivative at zero is NaN.
+            squared_norm = torch.linalg.vector_norm(self.key, dim=-1, keepdim=True).square()
+        return (0.5 * self.scale**2) * squared_norm
 
     def mean_squared_sum(self, atom_mask: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B H 1 1"]:
         """Mean of |q^_i + k^_j|^2 over the pairs of real tokens."""

@@ -52,10 +52,11 @@ def dense_layout(
         ValueError: an index of `batch` is negative or not below `batch_size`, or a graph has more than
             `max_nodes` atoms (under `torch.compile` a RuntimeError when the compiled code runs).
     """
-    if batch_size is None:
-        batch_size = int(batch.max()) + 1 if batch.numel() > 0 else 0
-    if not torch.compiler.is_compiling() and batch.numel() > 0:
-        low, high = int(batch.min()), int(batch.max())
+    if torch.compiler.is_compiling() or batch.numel() == 0:
+        batch_size = (int(batch.max()) + 1 if batch.numel() > 0 else 0) if batch_size is None else batch_size
+    else:
+        low, high = torch.stack(torch.aminmax(batch)).tolist()
+        batch_size = high + 1 if batch_size is None else batch_size
         if low < 0 or high >= batch_size:
             raise ValueError(
                 f"batch must hold graph indices in [0, batch_size) = [0, {batch_size}), got values from "

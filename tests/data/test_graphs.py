@@ -351,7 +351,7 @@ def test_a_cap_below_one_is_refused() -> None:
         ([[0, 0, 0]], np.full((3, 3), np.nan), "cell holds NaN"),
         ([[0, 0, 0]], np.diag([3.0, 0, 3]), "cell vector b has zero length"),
         ([[0, 0, 0]], [[1, 0, 0], [2, 0, 0], [0, 0, 1]], "cell vectors a, b, c are linearly dependent"),
-        ([[0, 0, 0]], np.eye(3) * 1e-3, "too many to hold"),
+        ([[0, 0, 0]], np.eye(3) * 1e-3, "would take some .* steps to connect"),
     ],
 )
 def test_positions_and_cells_without_a_graph_are_refused(pos: list, cell: list, message: str) -> None:
@@ -363,6 +363,24 @@ def test_positions_and_cells_without_a_graph_are_refused(pos: list, cell: list, 
             torch.tensor([True] * 3),
             5.0,
         )
+
+
+@pytest.mark.parametrize(
+    ("lengths", "radius"),
+    [
+        ((1000.0, 1000.0, 3.0), 0.5),
+        ((5.5, 68216.0, 5.5), 0.331),
+        ((110000.0, 1.1, 1.1), 1.0),
+        ((5.0, 5.0, 1e4), 0.5),
+    ],
+)
+def test_vast_and_thin_cells_are_searched(lengths: tuple[float, ...], radius: float) -> None:
+    """Boxes in which vesin alone divides by zero and ends the process give their one pair."""
+    size = torch.tensor(lengths, dtype=torch.float64)
+    pos = torch.tensor([[0.0, 0, 0], [0.3, 0.1, 0], [0.5, 0.5, 0.5]], dtype=torch.float64)
+    pos[2] *= size
+    edges = as_dict(*radius_graph(pos, torch.diag(size), torch.tensor([True] * 3), radius))
+    assert edges == {(0, 1, 0, 0, 0): pytest.approx(0.1**0.5), (1, 0, 0, 0, 0): pytest.approx(0.1**0.5)}
 
 
 def shortest_image(displacement: Tensor, cell: Tensor, pbc: Tensor, reach: int) -> Tensor:

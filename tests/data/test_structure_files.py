@@ -464,7 +464,7 @@ CIF_REFUSALS = {
     cif_text("Fe1 Fe 0 0 0 1", "_chemical_formula_sum 'Fe H2'"): "states the formula Fe H2",
     cif_text("Fe1 Fe 0 0 0 1").replace(
         "_atom_site_fract_x", "_atom_site_Cartn_x"
-    ): "has no fractional coordinates",
+    ): "has no _atom_site_fract_x",
 }
 
 

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from molflt.nn.alarm import CALLS_BETWEEN_CHECKS, NormalizerAlarm
+from molflt.nn.alarm import CALLS_BETWEEN_CHECKS, NormalizerAlarm, VanishingNormalizerWarning
 from molflt.nn.attention import FLTAttention
 from molflt.nn.couplings import NoCoupling
 from molflt.nn.kernel_feature_maps import ReLUFeatures
@@ -16,7 +16,7 @@ def test_a_layer_whose_normaliser_vanishes_warns_once():
     with torch.no_grad():
         layer.key.weight.zero_()
     x = torch.randn(1, 5, 6)
-    with pytest.warns(UserWarning, match=r"below eps=1e-06 at 10 of 10 queries and heads"):
+    with pytest.warns(VanishingNormalizerWarning, match=r"below eps=1e-06 at 10 of 10 queries and heads"):
         out = layer(x)
     assert out.isfinite().all()
     with warnings.catch_warnings():
@@ -41,5 +41,5 @@ def test_a_normaliser_that_vanishes_later_is_found_at_the_next_check():
         alarm(torch.ones(1, 1, 2, 1), None, 1e-6)
         for _ in range(CALLS_BETWEEN_CHECKS - 1):
             alarm(torch.zeros(1, 1, 2, 1), None, 1e-6)
-    with pytest.warns(UserWarning, match="at 2 of 2 queries"):
+    with pytest.warns(VanishingNormalizerWarning, match="at 2 of 2 queries"):
         alarm(torch.zeros(1, 1, 2, 1), None, 1e-6)

@@ -256,7 +256,7 @@ def extremes() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
 
 @each_layer
 @pytest.mark.parametrize("case", extremes())
-@pytest.mark.filterwarnings("ignore:the attention normaliser")
+@pytest.mark.filterwarnings("ignore::molflt.nn.alarm.VanishingNormalizerWarning")
 def test_outputs_and_gradients_are_finite_at_extremes(name, case):
     layer = copy.deepcopy(LAYERS[name]).float()
     x, pos = extremes()[case]
@@ -265,7 +265,7 @@ def test_outputs_and_gradients_are_finite_at_extremes(name, case):
 
 
 @each_layer
-@pytest.mark.filterwarnings("ignore:the attention normaliser")
+@pytest.mark.filterwarnings("ignore::molflt.nn.alarm.VanishingNormalizerWarning")
 def test_outputs_and_gradients_are_finite_for_queries_and_keys_a_hundredfold(name):
     layer = copy.deepcopy(LAYERS[name]).float()
     with torch.no_grad():
@@ -390,7 +390,12 @@ def test_wrong_arguments_are_refused():
         FLTAttention(14, 2, causal=True, feature_map=OptimalPositiveFeatures(8))
     with pytest.raises(ValueError, match="use_rpe=False leaves the RPE out"):
         SoftmaxAttention(14, 2, use_rpe=False, rpe=default_rpe(2, 3))
+    with pytest.raises(ValueError, match="NoCoupling uses no RPE, got an rpe"):
+        FLTAttention(14, 2, coupling=NoCoupling(), rpe=default_rpe(2, 3))
     x = torch.randn(1, 5, 14)
+    for layer in (FLTAttention(14, 2), SoftmaxAttention(14, 2)):
+        with pytest.raises(ValueError, match="position_dim=3 coordinates, got 2"):
+            layer(x, torch.randn(1, 5, 2))
     with pytest.raises(ValueError, match="AdditiveCoupling needs positions: pass pos"):
         FLTAttention(14, 2)(x)
     with pytest.raises(ValueError, match="SoftmaxAttention needs positions: pass pos"):

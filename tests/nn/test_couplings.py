@@ -9,7 +9,7 @@ from molflt.nn.attention import flt_attention
 from molflt.nn.couplings import AdditiveCoupling, Coupling, MultiplicativeCoupling, NoCoupling
 from molflt.nn.feature_maps import FeatureMap, PositiveRandomFeatures
 from molflt.nn.frequencies import GaussianFrequencies
-from molflt.nn.functional import softmax_attention
+from molflt.nn.functional import quadratic_linear_attention, softmax_attention
 from molflt.nn.kernel_feature_maps import EluFeatures, RFAGaussianFeatures
 from molflt.nn.operands import Operands
 from molflt.nn.rpe import FourierRPE
@@ -138,8 +138,14 @@ def test_multiplicative_attention_equals_its_explicit_weights(floor_ratio, causa
     rpe, coupling = make_rpe(), MultiplicativeCoupling(background=0.3, floor_ratio=floor_ratio)
     feature_map = built(PositiveRandomFeatures(M), coupling, rpe)
     features = feature_map(Operands(query, key)).evaluate()
-    weights = features.query @ (features.key / features.key_sum).mT * modulation(coupling, rpe, pos)
-    expected = explicit_attention(weights.tril() if causal else weights, value, atom_mask)
+    expected = quadratic_linear_attention(
+        features.query,
+        features.key / features.key_sum,
+        value,
+        atom_mask,
+        causal=causal,
+        modulation=modulation(coupling, rpe, pos),
+    )
     out = flt_attention(
         query,
         key,

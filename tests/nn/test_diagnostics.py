@@ -6,12 +6,16 @@ import warnings
 import pytest
 import torch
 
+from molflt.nn.attention import FLTAttention
+from molflt.nn.couplings import AdditiveCoupling, Coupling, MultiplicativeCoupling, NoCoupling
 from molflt.nn.diagnostics import (
     UnboundedRatioWarning,
+    attention_error,
     effective_sample_size,
     rpe_bias_error,
     variance_bound,
 )
+from molflt.nn.feature_maps import PositiveRandomFeatures
 from molflt.nn.frequencies import GaussianFrequencies
 from molflt.nn.gaussian_components import GaussianComponents
 from molflt.nn.kernel_spectra import ShiftInvariantKernelSpectrum
@@ -192,3 +196,44 @@ def test_a_mixture_density_bounds_any_amplitudes() -> None:
     components = GaussianComponents(spectrum.components.std.detach(), 3)
     bound = variance_bound(FourierRPE(MatchedMixtureFrequencies(components, 7), spectrum))
     assert (bound <= 7 * spectrum.amplitude.abs().amax(-1) * (1 + 1e-6)).all()
+
+
+COUPLINGS = [AdditiveCoupling(), MultiplicativeCoupling(floor_ratio=0.7), NoCoupling()]
+
+
+def small_attention(coupling: Coupling, num_random_features: int, causal: bool) -> FLTAttention:
+    """A layer whose features are near their limit: small queries, keys and RPE."""
+    torch.manual_seed(0)
+    rpe = None if isinstance(coupling, NoCoupling) else default_rpe(3, 3, width_range=(2.0, 5.0))
+    features = PositiveRandomFeatures(num_random_features)
+    layer = FLTAttention(12, 3, rpe=rpe, feature_map=features, coupling=coupling, causal=causal).double()
+    with torch.no_grad():
+        layer.query.weight *= 0.3
+        layer.key.weight *= 0.3
+        if rpe is not None:
+            rpe.spectrum.amplitude *= 0.1
+    return layer
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("coupling", COUPLINGS, ids=lambda coupling: type(coupling).__name__)
+def test_attention_error_falls_with_m_to_the_minus_one_half(coupling: Coupling, causal: bool) -> None:
+    torch.manual_seed(1)
+    x, pos = torch.randn(5, 13, 12, dtype=torch.float64), torch.randn(5, 13, 3, dtype=torch.float64)
+    few, many = (
+        attention_error(small_attention(coupling, count, causal), x, pos).square().mean().sqrt()
+        for count in (64, 64 * 64)
+    )
+    # The factor is 8 in the mean; 15 graphs and heads share 3 projections, which leaves it a factor of 2.
+    assert 4 < few / many < 16
+    assert many < 0.05
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS, ids=lambda coupling: type(coupling).__name__)
+def test_attention_error_sees_real_tokens_only(coupling: Coupling) -> None:
+    layer = small_attention(coupling, 11, False)
+    x, pos = torch.randn(2, 5, 12, dtype=torch.float64), torch.randn(2, 5, 3, dtype=torch.float64)
+    atom_mask = torch.tensor([[True] * 5, [True, True, True, False, False]])
+    alone = attention_error(layer, x[1:, :3], pos[1:, :3])
+    x[1, 3:], pos[1, 3:] = torch.nan, torch.nan
+    torch.testing.assert_close(attention_error(layer, x, pos, atom_mask)[1:], alone, rtol=1e-9, atol=0)

@@ -70,6 +70,22 @@ def test_what_padding_holds_changes_no_value_and_no_gradient(attention, content)
         assert with_content.permute(0, 2, 1, 3)[~atom_mask].abs().max() == 0
 
 
+def test_what_the_bias_holds_at_padding_changes_nothing():
+    torch.manual_seed(8)
+    atom_mask = random_mask()
+    pairs = atom_mask[:, None, :, None] & atom_mask[:, None, None, :]
+    query, key, value = random_features(M, M, D)
+    bias = torch.randn(B, H, N, N, dtype=torch.float64)
+    weight = torch.randn(B, H, N, D, dtype=torch.float64)
+    results = []
+    for content in (0.0, float("nan")):
+        arguments = [x.clone().requires_grad_() for x in (query, key, value, bias.where(pairs, content))]
+        out = softmax_attention(*arguments, atom_mask)
+        results.append([out, *torch.autograd.grad((out * weight).sum(), arguments)])
+    for with_zeros, with_content in zip(*results, strict=True):
+        assert torch.equal(with_zeros, with_content)
+
+
 def test_functionals_pass_gradcheck():
     torch.manual_seed(2)
     atom_mask = random_mask()[:2, :5]

@@ -42,8 +42,9 @@ def test_projections_equal_those_of_the_concatenation(vectors):
         full_query, full_key = operands.concatenated()
         expected = gain * (full_query @ rows[..., -width:].mT) + bias
         torch.testing.assert_close(projection.query(bias), expected)
-        some = projection.heads(slice(1, 3)).query(bias[:, 1:3])
-        torch.testing.assert_close(some, expected[:, 1:3])
+        blocks = projection.split(2)
+        parts = [part.query(b) for part, b in zip(blocks, bias.split(2, dim=1), strict=True)]
+        torch.testing.assert_close(torch.cat(parts, dim=1), expected)
         torch.testing.assert_close(projection.key(bias), gain * (full_key @ rows[..., -width:].mT) + bias)
 
 
@@ -52,8 +53,12 @@ def test_norms_and_moments_equal_those_of_the_concatenation(vectors):
     atom_mask = torch.rand(B, N) < 0.6
     for operands in (Operands(query, key), FourierOperands(query, key, rpe, rpe.basis(pos))):
         full_query, full_key = operands.concatenated()
-        offset = full_key.square().sum(-1, keepdim=True) / 2 - operands.half_squared_key_norm()
-        torch.testing.assert_close(offset, offset[:, :, :1].expand_as(offset))
+        half_squares = full_key.square().sum(-1, keepdim=True) / 2
+        for requires_grad in (False, True):
+            key.requires_grad_(requires_grad)
+            offset = half_squares - operands.half_squared_key_norm()
+            torch.testing.assert_close(offset, offset[:, :, :1].expand_as(offset))
+        key.requires_grad_(False)
         squares = (full_query.unsqueeze(3) + full_key.unsqueeze(2)).square().sum(-1)
         pairs = atom_mask[:, None, :, None] & atom_mask[:, None, None, :]
         expected = (squares * pairs).sum((-1, -2)) / pairs.sum((-1, -2))

@@ -1,0 +1,305 @@
+"""Range-separated attention: exact over near edges, linear in the atoms beyond, under one normaliser.
+
+    out_i = sum_j a_ij v_j / sum_j a_ij,     a_ij = a^near_ij + a^far_ij
+
+    a^near_ij = sum_images c(d) exp(q_i.k_j / sqrt(D) + f_near(d))     `molflt.nn.near`
+    a^far_ij  = phi(q_i).phi(k_j) M_per(r_i - r_j)                     `molflt.nn.far`
+
+A sharp f has too high a rank for Fourier features, so that part is exact over a radius graph with images;
+the smooth rest is read on each structure's reciprocal lattice. Both parts are sums over images of positive
+weights, and on one scale. So a supercell gives its atoms the outputs of the cell's, any cell of a lattice
+gives the same, and the output is invariant under translation, and under rotation of cell and positions.
+Without the far part this is softmax attention over the near graph and the atom itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from molflt.nn.far import FarModulation, FarPositions
+from molflt.nn.far_attention import far_sums, log_query_factor
+from molflt.nn.feature_maps import ExponentialFeatures, FeatureMap, PositiveRandomFeatures
+from molflt.nn.features import LogFeatures, PlainFeatures
+from molflt.nn.functional import mask_rows
+from molflt.nn.kernel_feature_maps import EluFeatures, ReLUFeatures
+from molflt.nn.multihead import MultiHeadAttention, zero_padding
+from molflt.nn.near import NearBias, NearGraph, dense_near_log_weights, near_sums
+from molflt.nn.operands import Operands
+
+
+@dataclass(frozen=True)
+class PeriodicGeometry:
+    """What range-separated attention needs to know of a padded batch of structures.
+
+    Attributes:
+        pos: `[B, N, 3]`, Å, wrapped or not.
+        atom_mask: true at real atoms, `[B, N]`.
+        cell: rows are lattice vectors, `[B, 3, 3]`, Å.
+        pbc: true along periodic directions, `[B, 3]`.
+        near: the periodic radius graph, its edges referring to rows b N + n.
+    """
+
+    pos: Float[Tensor, "B N 3"]
+    atom_mask: Bool[Tensor, "B N"]
+    cell: Float[Tensor, "B 3 3"]
+    pbc: Bool[Tensor, "B 3"]
+    near: NearGraph
+
+
+class RangeSeparatedPositions(NamedTuple):
+    """What depends on positions alone: computed once for all layers that share an RPE."""
+
+    graph: NearGraph
+    edge_bias: Tensor
+    """`[E, H]`: f_near of the edges."""
+    self_bias: Tensor
+    """`[H]`: f_near of an atom with itself."""
+    far: FarPositions | None
+
+
+class RangeSeparatedRPE(nn.Module):
+    """f_near and M, shared between layers by passing one object.
+
+    Args:
+        near: f_near.
+        far: M; None leaves the far part out.
+
+    Raises:
+        ValueError: `near` and `far` differ in their number of heads.
+    """
+
+    position_dim = 3
+
+    def __init__(self, near: NearBias, far: FarModulation | None) -> None:
+        super().__init__()
+        if far is not None and far.num_heads != near.num_heads:
+            raise ValueError(
+                f"near and far must have one number of heads, got {near.num_heads} and {far.num_heads}"
+            )
+        self.near = near
+        self.far = far
+        self.num_heads = near.num_heads
+
+    def reset_parameters(self) -> None:
+        self.near.reset_parameters()
+        if self.far is not None:
+            self.far.reset_parameters()
+
+    def forward(self, geometry: PeriodicGeometry) -> RangeSeparatedPositions:
+        """Biases of edges, and basis and weights of the far part."""
+        with torch.autocast(geometry.pos.device.type, enabled=False):
+            far = None
+            if self.far is not None:
+                pos = centred(geometry.pos, geometry.atom_mask)
+                far = self.far(geometry.cell.to(pos.dtype), geometry.pbc, pos, geometry.atom_mask)
+            return RangeSeparatedPositions(
+                geometry.near, self.near(geometry.near), self.near.self_bias(), far
+            )
+
+
+def centred(pos: Float[Tensor, "B N X"], atom_mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B N X"]:
+    """Positions relative to the mean of their graph's atoms, zero at padding: phases of small numbers round
+    less."""
+    real = zero_padding(pos, atom_mask)
+    mean = real.sum(1, keepdim=True) / atom_mask.sum(1).clamp(min=1)[:, None, None]
+    return zero_padding(real - mean, atom_mask)
+
+
+def range_separated_attention(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B H N D"],
+    value: Float[Tensor, "B H N D"],
+    positional: RangeSeparatedPositions,
+    atom_mask: Bool[Tensor, "B N"] | None = None,
+    *,
+    feature_map: FeatureMap,
+    separate_normalizers: bool = False,
+) -> Float[Tensor, "B H N D"]:
+    """The core: queries, keys and values in, output out, at a cost linear in atoms and edges.
+
+    Sums are in float32 (float64 for float64 input) whatever the input's type and autocast.
+
+    Args:
+        query, key, value: q, k and v. Padded rows must be finite.
+        positional: from `RangeSeparatedRPE`.
+        atom_mask: true at real atoms; other rows influence nothing.
+        feature_map: built for this number of heads and width D.
+        separate_normalizers: adds the outputs of two attentions instead, each divided by its own normaliser.
+    """
+    with torch.autocast(query.device.type, enabled=False):
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        q, k, v = (x.to(dtype) for x in (query, key, value))
+        graph, edge_bias, self_bias, far = positional
+        near = near_sums(q, k, v, graph, edge_bias.to(dtype), self_bias.to(dtype))
+        if far is None:
+            return near.quotient().to(value.dtype)
+        beyond = far_sums(q, k, v, far, atom_mask, feature_map)
+        out = near.quotient() + beyond.quotient() if separate_normalizers else near.add(beyond).quotient()
+        return out.to(value.dtype)
+
+
+def dense_range_separated_attention(
+    query: Float[Tensor, "B H N D"],
+    key: Float[Tensor, "B H N D"],
+    value: Float[Tensor, "B H N D"],
+    positional: RangeSeparatedPositions,
+    atom_mask: Bool[Tensor, "B N"] | None = None,
+    *,
+    feature_map: FeatureMap,
+    separate_normalizers: bool = False,
+    modulation: Float[Tensor, "B H N N"] | None = None,
+) -> Float[Tensor, "B H N D"]:
+    """The quadratic twin, which forms all weights; arguments as in `range_separated_attention`.
+
+    Args:
+        modulation: M_per, such as `FarModulation.image_sum`; from `positional` by default.
+    """
+    graph, edge_bias, self_bias, far = positional
+    value = mask_rows(value, atom_mask)
+    logits, factors = dense_near_log_weights(query, key, graph, edge_bias, self_bias)
+    largest = logits.detach().amax(-1, keepdim=True)
+    near = factors * (logits - largest).exp()
+    if far is None:
+        return near @ value / near.sum(-1, keepdim=True)
+    operands = Operands(query, key)
+    features = feature_map(operands, atom_mask)
+    if isinstance(features, LogFeatures):
+        zero = query.new_zeros(1, 1, 1, 1) if features.query_bias is None else features.query_bias
+        log_query = features.projection.query(zero) + log_query_factor(feature_map, operands, atom_mask)
+        log_key = features.projection.key(features.key_bias)
+        similarity = (log_query.unsqueeze(-2) + log_key.unsqueeze(-3) - largest.unsqueeze(-1)).exp().sum(-1)
+    else:
+        assert isinstance(features, PlainFeatures)
+        similarity = (features.query @ features.key.transpose(-1, -2)) * (-largest).exp()
+    beyond = similarity * (far.dense() if modulation is None else modulation)
+    if separate_normalizers:
+        return sum_of_quotients(near, beyond, value)
+    weights = near + beyond
+    return weights @ value / weights.sum(-1, keepdim=True)
+
+
+def sum_of_quotients(near: Tensor, beyond: Tensor, value: Tensor) -> Tensor:
+    """Two attentions side by side; rows of padding without weights give 0."""
+    total = beyond.sum(-1, keepdim=True)
+    far_out = beyond @ value / torch.where(total == 0, 1.0, total)
+    return near @ value / near.sum(-1, keepdim=True) + far_out
+
+
+class RangeSeparatedAttention(MultiHeadAttention):
+    """Multi-head attention, exact near and linear far, for structures of any periodicity.
+
+    Its contract is that of `FLTAttention`, but for positions: it takes a `PeriodicGeometry`.
+
+        positional = layers[0].encode_positions(geometry)
+        for layer in layers:
+            x = x + layer(x, atom_mask=geometry.atom_mask, positional=positional)
+
+    Parameters: q, k, v and output projections as in `FLTAttention`, those of `rpe`, and none more for the far
+    part or for `separate_normalizers`, which share q, k and v.
+
+    Args:
+        channels: C, width of the output.
+        num_heads: H, divides `channels`.
+        rpe: f_near and M, shared between layers by passing one object.
+        feature_map: phi of the far part; positive random features, 16, by default. One with positive values
+            only: positive, hyperbolic, FAVOR++, ReLU or elu+1.
+        separate_normalizers: two attentions side by side, their outputs added, instead of one.
+        in_channels: width of the input, `channels` by default.
+        bias: whether the four projections have one.
+
+    Raises:
+        ValueError: `num_heads` does not divide `channels`; `rpe` has another number of heads; the features of
+            `feature_map` can be negative; `forward` without positions.
+    """
+
+    needs_geometry = True
+    """Whether `encode_positions` takes a `PeriodicGeometry` instead of positions."""
+
+    rpe: Any
+
+    def __init__(
+        self,
+        channels: int,
+        num_heads: int,
+        *,
+        rpe: RangeSeparatedRPE,
+        feature_map: FeatureMap | None = None,
+        separate_normalizers: bool = False,
+        in_channels: int | None = None,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(
+            channels,
+            num_heads,
+            position_dim=3,
+            rpe=None,
+            causal=False,
+            in_channels=in_channels,
+            bias=bias,
+        )
+        if rpe.num_heads != num_heads:
+            raise ValueError(f"rpe must have num_heads={num_heads} as the layer has, got {rpe.num_heads}")
+        feature_map = PositiveRandomFeatures(16) if feature_map is None else feature_map
+        if not isinstance(feature_map, ExponentialFeatures | ReLUFeatures | EluFeatures):
+            raise ValueError(
+                f"feature_map must have positive features only, got {type(feature_map).__name__}: use "
+                "PositiveRandomFeatures, HyperbolicRandomFeatures, OptimalPositiveFeatures, ReLUFeatures or "
+                "EluFeatures"
+            )
+        feature_map.build(num_heads, channels // num_heads)
+        self.rpe = rpe
+        self.feature_map = feature_map
+        self.separate_normalizers = separate_normalizers
+
+    def reset_parameters(self) -> None:
+        """Initial weights everywhere, the RPE's (shared or not) included, and new random draws."""
+        super().reset_parameters()
+        self.feature_map.reset_parameters()
+
+    def encode_positions(self, geometry: PeriodicGeometry) -> RangeSeparatedPositions:
+        """What depends on positions alone, for all layers that share the RPE."""
+        return self.rpe(geometry)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B N Cin"],
+        pos: PeriodicGeometry | Tensor | None = None,
+        atom_mask: Bool[Tensor, "B N"] | None = None,
+        *,
+        positional: RangeSeparatedPositions | None = None,
+    ) -> Float[Tensor, "B N C"]:
+        """Attention over the atoms of each graph.
+
+        Args:
+            x: atom features.
+            pos: the geometry; not looked at where `positional` is given.
+            atom_mask: true at real atoms; the geometry's, where it is given, by default all.
+            positional: `encode_positions(geometry)`, instead of `pos`.
+        """
+        if positional is None:
+            if not isinstance(pos, PeriodicGeometry):
+                raise ValueError(
+                    "RangeSeparatedAttention needs a PeriodicGeometry as pos, or positional, got "
+                    f"{type(pos).__name__} and None"
+                )
+            positional = self.encode_positions(pos)
+            atom_mask = pos.atom_mask if atom_mask is None else atom_mask
+        query, key, value = self.heads(zero_padding(x, atom_mask))
+        out = range_separated_attention(
+            query,
+            key,
+            value,
+            positional,
+            atom_mask,
+            feature_map=self.feature_map,
+            separate_normalizers=self.separate_normalizers,
+        )
+        return self.merge(out, atom_mask)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, separate_normalizers={self.separate_normalizers}"
