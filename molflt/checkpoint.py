@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,13 @@ from molflt.build import build_model
 from molflt.config import Config, config_from_dict, config_to_dict
 from molflt.errors import InputError
 from molflt.models.graphormer3d import Graphormer3D
+from molflt.pretrained import pretrained_names, resolve_checkpoint
 
 FORMAT = "molflt-checkpoint"
 VERSION = 1
 MODEL_PREFIX = "model."
+_LATER_METADATA = frozenset({"domain"})
+"""Entries that the first files of this format do not have."""
 
 
 @dataclass
@@ -60,6 +63,8 @@ class CheckpointMetadata:
     """Optimiser steps taken when the file was written."""
     val_metrics: dict[str, float] = field(default_factory=dict)
     """Validation metrics when the file was written, `<split>/energy_mae` in eV and `<split>/ewt`."""
+    domain: dict[str, Any] = field(default_factory=dict)
+    """`molflt.domain.TrainingDomain` of the training split under these weights; empty where not measured."""
 
 
 @dataclass
@@ -76,6 +81,17 @@ def model_from_config(config: Config) -> Graphormer3D:
     return build_model(
         config.model, radius=config.data.radius, predict_delta_pos=any(config.optim.delta_pos_weight)
     )
+
+
+def common_energy_meaning(checkpoints: Sequence[Checkpoint]) -> str:
+    """What the energies of all of them are; `InputError` where they are not the same."""
+    meanings = sorted({checkpoint.metadata.energy_meaning for checkpoint in checkpoints})
+    if len(meanings) != 1:
+        raise InputError(
+            f"the checkpoints predict different energies ({' / '.join(meanings)}); "
+            "use those trained on one target together"
+        )
+    return meanings[0]
 
 
 def checkpoint_section(config: Config, metadata: CheckpointMetadata) -> dict[str, Any]:
@@ -107,13 +123,23 @@ def write_atomically(content: Mapping[str, Any], path: str | os.PathLike[str]) -
         partial.unlink(missing_ok=True)
 
 
+def update_metadata(path: str | os.PathLike[str], **changes: Any) -> None:
+    """Replace entries of a checkpoint file's metadata, and leave all else in it as it is."""
+    content = dict(_read_archive(Path(path)))
+    section = content["molflt"]
+    metadata = asdict(replace(_metadata(section["metadata"], path), **changes))
+    write_atomically({**content, "molflt": {**section, "metadata": metadata}}, path)
+
+
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Read a checkpoint and rebuild its network, on the CPU and in evaluation mode.
 
-    torch's global random state is left as it was. Raises `InputError` for a file that is missing, cut,
-    altered, foreign or written by a newer format than this molflt reads.
+    `path` is a file, or the name of a checkpoint shipped with molflt (`molflt.pretrained`). torch's global
+    random state is left as it was. Raises `InputError` for a file that is missing, cut, altered, foreign or
+    written by a newer format than this molflt reads.
     """
-    content = _read_archive(Path(path))
+    path = resolve_checkpoint(path)
+    content = _read_archive(path)
     section = content.get("molflt")
     if not isinstance(section, Mapping) or section.get("format") != FORMAT:
         raise InputError(f"{path} is no molflt checkpoint; give one that `molflt train` wrote")
@@ -142,7 +168,11 @@ def _read_archive(path: Path) -> Mapping[str, Any]:
             )
         path.open("rb").close()
     except FileNotFoundError:
-        raise InputError(f"no checkpoint at {path}; give a file that `molflt train` wrote") from None
+        shipped = ", ".join(pretrained_names())
+        or_shipped = f", or the name of a shipped one ({shipped})" if shipped else ""
+        raise InputError(
+            f"no checkpoint at {path}; give a file that `molflt train` wrote{or_shipped}"
+        ) from None
     except OSError as error:
         raise InputError(f"cannot read the checkpoint {path}: {error.strerror}") from error
     unreadable = (
@@ -165,7 +195,7 @@ def _read_archive(path: Path) -> Mapping[str, Any]:
 
 
 def _metadata(values: Mapping[str, Any], path: str | os.PathLike[str]) -> CheckpointMetadata:
-    missing = {item.name for item in fields(CheckpointMetadata)} ^ set(values)
+    missing = ({item.name for item in fields(CheckpointMetadata)} ^ set(values)) - _LATER_METADATA
     if missing:
         raise InputError(
             f"{path} has damaged metadata ({', '.join(sorted(missing))}); copy it again from its source"

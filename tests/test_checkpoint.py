@@ -17,6 +17,7 @@ from molflt.checkpoint import (
     load_checkpoint,
     model_from_config,
     save_checkpoint,
+    update_metadata,
 )
 from molflt.errors import InputError
 
@@ -216,3 +217,27 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(saved, monkeypatch):
         save_checkpoint(path, checkpoint)
     assert path.read_bytes() == before
     assert [entry.name for entry in path.parent.iterdir()] == ["model.ckpt"]
+
+
+def test_a_file_from_before_the_training_domain_still_loads(saved):
+    """Metadata without the later entry read as if it were empty."""
+    checkpoint, path = saved
+    rewrite(path, lambda content: content["molflt"]["metadata"].pop("domain"))
+    assert load_checkpoint(path).metadata == checkpoint.metadata
+    assert checkpoint.metadata.domain == {}
+
+
+def test_metadata_can_be_replaced_in_a_file(saved):
+    """Weights, configuration, other metadata and what else the file holds stay as they were."""
+    _, path = saved
+    rewrite(path, lambda content: content.update(epoch=7))
+    content = torch.load(path, weights_only=True)
+    update_metadata(path, domain={"mean": [1.5]})
+    changed = torch.load(path, weights_only=True)
+    assert changed["molflt"]["metadata"].pop("domain") == {"mean": [1.5]}
+    assert content["molflt"]["metadata"].pop("domain") == {}
+    assert changed["molflt"] == content["molflt"]
+    assert changed["epoch"] == 7
+    assert changed["state_dict"].keys() == content["state_dict"].keys()
+    for name, value in content["state_dict"].items():
+        assert torch.equal(changed["state_dict"][name], value)

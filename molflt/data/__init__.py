@@ -6,6 +6,7 @@ from molflt.data.graphs import edge_displacement, minimum_image, radius_graph
 from molflt.data.lmdb import write_lmdb
 from molflt.data.structures import (
     Structure,
+    StructureError,
     iter_structures,
     read_structures,
     structure_from_atoms,
@@ -23,6 +24,7 @@ __all__ = [
     "RandomRotation",
     "Structure",
     "StructureData",
+    "StructureError",
     "check_same_fields",
     "edge_displacement",
     "iter_structures",

@@ -26,7 +26,7 @@ from molflt.errors import InputError
 SHELL_TOLERANCE = 0.01
 """Å; neighbours whose distances differ by less belong to one shell (the value fairchem uses)."""
 DISTANCE_QUANTUM = 1e-6
-"""Å; distances equal to this are ordered by sender and offsets, not by their rounding."""
+"""Å; edges whose distances round to the same multiple of it are ordered by sender and offsets."""
 MAX_WORK = 2e8
 """Edges, or visits of cells and their images, beyond which a graph is refused: seconds and gigabytes."""
 VESIN_CELLS = 90_000
@@ -46,7 +46,7 @@ def radius_graph(
 
     An atom is a neighbour of its own images but not of itself. Coincident atoms are neighbours at distance 0.
     Both directions of a pair are listed unless the cap removes one. Edges are sorted by receiver, then
-    distance, then sender, then offsets, so the result does not depend on the number of threads.
+    distance (in steps of `DISTANCE_QUANTUM`), then sender, then offsets, whatever the number of threads.
 
     Args:
         pos: [A, 3] positions in Å, inside the cell or not.

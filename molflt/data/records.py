@@ -129,7 +129,8 @@ def parse_sid(value: Any, where: str = "record") -> int:
     except (TypeError, ValueError, OverflowError, RuntimeError):
         exact, sid = False, 0
     if not exact:
-        raise InputError(f"{where}: 'sid' is {value!r}, expected one integer")
+        shown = " ".join(repr(value).split())[:80]
+        raise InputError(f"{where}: 'sid' is {shown}, expected one integer")
     return sid
 
 

@@ -120,6 +120,8 @@ def find_adsorbate(
     4. Other metals are adatoms if they stick out and are no closed layer; else they are alloy or skin.
     5. If all that finds nothing: a top layer with at most a third of the atoms of the layer of the same
        element below it (an adatom of the slab's own metal).
+
+    A symmetric slab with the same adsorbate on both sides shows none: its lower half holds those elements.
     """
     middle = 0.5 * (heights.min() + heights.max())
     rank = np.argsort(np.argsort(heights, kind="stable"), kind="stable")

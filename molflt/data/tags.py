@@ -114,8 +114,11 @@ def tag_convention(
     may_be_layers = is_counted and ((steps < 0).all() or (steps > 0).all())
     if adsorbate.any():
         found = given[adsorbate]
-        may_be_oc20 &= 2 * (found == 2).sum() > len(found)
-        may_be_layers &= 2 * (found == 0).sum() > len(found)
+        is_tagged_0 = 2 * (found == 0).sum() > len(found)
+        is_tagged_2 = 2 * (found == 2).sum() > len(found)
+        # What the geometry takes for the adsorbate may be surface oxide too: rising tags are OC20's as well.
+        may_be_oc20 &= is_tagged_2 or (bool((steps > 0).all()) and not is_tagged_0)
+        may_be_layers &= is_tagged_0
     elif may_be_oc20 and may_be_layers:
         may_be_oc20, may_be_layers = steps[0] > 0, steps[0] < 0
     elif len(values) == 2 and values[0] == 0:

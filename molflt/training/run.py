@@ -6,7 +6,7 @@ import logging
 import math
 import signal
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,15 @@ from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
 from molflt.build import build_dataset
-from molflt.checkpoint import CheckpointMetadata, model_from_config, write_atomically
+from molflt.checkpoint import (
+    CheckpointMetadata,
+    load_checkpoint,
+    model_from_config,
+    update_metadata,
+    write_atomically,
+)
 from molflt.config import Config
+from molflt.domain import measure_domain
 from molflt.errors import InputError
 from molflt.run_folder import check_run_folder, prepare_run_folder
 from molflt.training.data import cached, check_labels, is_random, measure_statistics
@@ -64,7 +71,11 @@ def train(config: Config, *, overwrite: bool = False, progress: bool = True) -> 
         prepare_run_folder(output, config)
         best, last = _checkpoint_callbacks(config, output)
         callbacks = [LastEpochValidation(), *([TrainingProgress()] if progress else []), best, last]
-        _fit(_trainer(config, accelerator, output, callbacks), module, train_loader, val_loaders)
+        trainer = _trainer(config, accelerator, output, callbacks)
+        _fit(trainer, module, train_loader, val_loaders)
+        if trainer.is_global_zero:
+            paths = {best.best_model_path, last.best_model_path}
+            _describe_domain(config, paths, trainer.strategy.root_device)
     assert best.best_model_score is not None
     return TrainingResult(
         output=output,
@@ -145,6 +156,14 @@ def _open_split(config: Config, split: str, training: bool) -> Sequence[Data]:
     # A PyG data set is a sequence in all but the type.
     samples = cast("Sequence[Data]", dataset)
     return samples if is_random(dataset.transform) else cached(samples, config.training.cache_gib * 2**30)
+
+
+def _describe_domain(config: Config, paths: Iterable[str], device: torch.device) -> None:
+    """Store in checkpoint files where the training systems lie for their weights."""
+    samples = _open_split(config, config.data.train_split, training=False)
+    for path in paths:
+        domain = measure_domain(load_checkpoint(path).model.to(device), samples, config.data.batch_size)
+        update_metadata(path, domain=domain.to_dict())
 
 
 def _loader(samples: Sequence[Data], config: Config, shuffle: bool = False) -> DataLoader:

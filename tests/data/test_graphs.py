@@ -351,6 +351,7 @@ def test_a_cap_below_one_is_refused() -> None:
         ([[0, 0, 0]], np.full((3, 3), np.nan), "cell holds NaN"),
         ([[0, 0, 0]], np.diag([3.0, 0, 3]), "cell vector b has zero length"),
         ([[0, 0, 0]], [[1, 0, 0], [2, 0, 0], [0, 0, 1]], "cell vectors a, b, c are linearly dependent"),
+        ([[0, 0, 0]], np.diag([4.8e16, 4, 4]), "cell vector a is 4.8e\\+16 Å long"),
         ([[0, 0, 0]], np.eye(3) * 1e-3, "would take some .* steps to connect"),
     ],
 )

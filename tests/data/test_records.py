@@ -94,3 +94,10 @@ def test_an_id_reads_from_numbers_text_tensors_and_arrays(value):
 def test_what_is_no_id_is_refused(value):
     with pytest.raises(InputError, match="expected one integer"):
         parse_sid(value)
+
+
+def test_an_id_of_many_lines_is_still_one_line_of_error():
+    with pytest.raises(InputError, match=r"'sid' is \{'a': array\(\[\[0\.\].*expected one integer") as error:
+        normalize_record(toy_record() | {"sid": {"a": np.zeros((99, 1))}})
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 150

@@ -278,6 +278,7 @@ XYZ_REFUSALS = {
     "1\n\nCu 0 0 0\nO 0 0 3\n": "declares 1 atoms but 'O 0 0 3' follows them",
     "2\n\nCu 0 0 0\nO 0 0\n": "cannot be read as extended XYZ",
     "1\n\nCu 0 zero 0\n": "cannot be read as extended XYZ",
+    "99999999\n\nCu 0 0 0\n": "declares 99999999 atoms but the file ends after 1",
     "99999999999\n\nCu 0 0 0\n": "declares 99999999999 atoms, more than any file holds",
     "1\nProperties=species:S:1:pos:R:3:Z:I:1\nCu 0 0 0 30\n": "atom 0 has symbol Cu but atomic number 30",
     "1\nProperties=species:S:1:pos:R:3:occupancy:R:1\nCu 0 0 0 0.5\n": "atom 0 (Cu) has occupancy 0.5",

@@ -148,6 +148,7 @@ def test_an_upside_down_slab_has_the_same_tags(given_kind: str) -> None:
         [0, 0, 0, 0, 0, 0, 0, 0, 1],
         [-1, -1, -1, -1, 1, 1, 1, 1, 2],
         [1, 1, 1, 1, 3, 3, 3, 3, 0],
+        [1, 1, 1, 1, 2**40, 2**40, 2**40, 2**40, 0],
         [2, 2, 2, 2, 2, 2, 2, 2, 2],
     ],
 )
@@ -158,6 +159,21 @@ def test_labels_of_another_meaning_are_not_used(given: list[int]) -> None:
     assert result.tags is not None
     assert result.tags.tolist() == oc20_tags(2, "O").tolist()
     assert "neither OC20's nor ASE's" in result.notes[1]
+
+
+def test_oc20_tags_are_kept_where_the_geometry_shows_more_adsorbate() -> None:
+    """On an oxidised surface, tagged 1, the derived adsorbate is mostly that oxide: the file knows better."""
+    atoms = platinum(3)
+    oxide = atoms[8:].copy()
+    oxide.symbols[:] = "O"
+    oxide.positions[:, 2] += 1.2
+    atoms += oxide
+    add_adsorbate(atoms, molecule("CO"), 3.1, "ontop")
+    assert adsorbate_symbols(atoms) == "OOOOOC"
+    given = np.array([0] * 8 + [1] * 8 + [2] * 2)
+    result = assigned(atoms, given)
+    assert result.source == "given"
+    assert np.array_equal(result.tags, given)
 
 
 @pytest.mark.parametrize("given", [None, np.array([1, 2, 2]), np.array([0, 1, 2])])

@@ -227,6 +227,7 @@ def test_interpolation_removes_edges_always() -> None:
     data = RadiusGraph(6.0)(slab())
     for probability in (0.0, 1.0):
         out = InterpolateNoise(probability)(data)
+        assert "edge_index" in data
         assert not {"edge_index", "cell_offsets", "distances"} & set(out.keys())
 
 

@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from molflt.checkpoint import load_checkpoint
+from molflt.checkpoint import load_checkpoint, write_atomically
 from molflt.config import load_config
 from molflt.data.datasets import OC20IS2RE
 from molflt.data.lmdb import write_lmdb
@@ -72,6 +72,7 @@ def test_saved_weights_are_the_average_of_the_trained_ones(tiny_config, tmp_path
         def record(content, path, states=states):
             if path.endswith("last.ckpt"):
                 states.append({name: value.clone() for name, value in content["state_dict"].items()})
+            write_atomically(content, path)
 
         monkeypatch.setattr(run, "write_atomically", record)
         config = tiny_config(

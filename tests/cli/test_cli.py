@@ -16,7 +16,7 @@ from molflt.errors import InputError
 from molflt.evaluation import evaluate
 from molflt.prediction import Predictor
 
-FCC111 = Path(__file__).parents[1] / "datasets" / "fcc111"
+FCC111 = Path(__file__).parents[2] / "datasets" / "fcc111"
 STRUCTURES = sorted((FCC111 / "structures").iterdir())
 
 
@@ -44,7 +44,8 @@ def test_train_evaluate_predict(tiny_config, tmp_path, capsys):
 
     assert cli.main(["evaluate", str(best), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [(row["split"], row["energy_mae"]) for row in rows] == [
+    assert [row["split"] for row in rows] == ["val_a", "val_b", "overall"]
+    assert [(row["split"], row["energy_mae"]) for row in rows[:2]] == [
         (score.split, score.energy_mae) for score in evaluate(best)
     ]
     assert cli.main(["evaluate", str(best), "--split", "val_b"]) == 0
@@ -83,7 +84,7 @@ def test_predict_goes_on_after_a_bad_file(best, tmp_path, capsys):
     assert cli.main(["predict", best, *files, "--output", str(tmp_path / "out.csv")]) == 1
     with (tmp_path / "out.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["source"] for row in rows] == files
+    assert [row["path"] for row in rows] == files
     assert [row["energy"] != "" for row in rows] == [True, False, True, False]
     assert [row["error"] != "" for row in rows] == [False, True, False, True]
 
@@ -160,7 +161,7 @@ BAD_INPUT = {
     "unreadable structure": (["predict", "{best}", "{tmp}/good.yaml"], "good.yaml"),
     "unknown format": (
         ["predict", "{best}", "x.cif", "--output", "{tmp}/out.xls"],
-        "end its name in .csv or .json",
+        "end its name in .csv, .jsonl",
     ),
     "no source": (["data", "build", "fcc111", "{tmp}/absent.json", "{tmp}/out"], "absent.json"),
     "no LMDB": (["data", "inspect", "{tmp}/absent.lmdb"], "absent.lmdb"),

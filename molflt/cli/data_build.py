@@ -1,0 +1,34 @@
+"""`molflt data build NAME SOURCE [OUT]`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from molflt.cli.shared import OK, add_command, add_group
+
+
+def add_parser(commands: Any) -> None:
+    """A data set each."""
+    kinds = add_group(commands, "build", "build a shipped data set from its source", "data sets", "NAME")
+    for name, run, source, output in (
+        ("fcc111", _fcc111, "fcc111_adsorption.json", "datasets/fcc111"),
+        ("oc20-sample", _oc20_sample, "the raw OC20 fields", "datasets/oc20_sample"),
+    ):
+        parser = add_command(kinds, name, run, f"build {output}")
+        parser.add_argument("source", metavar="SOURCE", help=source)
+        parser.add_argument("output", metavar="OUT", nargs="?", default=output, help="folder; %(default)s")
+
+
+def _fcc111(arguments: argparse.Namespace) -> int:
+    from molflt.data.fcc111 import build_fcc111
+
+    build_fcc111(arguments.source, arguments.output)
+    return OK
+
+
+def _oc20_sample(arguments: argparse.Namespace) -> int:
+    from molflt.data.oc20_sample import build_oc20_sample
+
+    build_oc20_sample(arguments.source, arguments.output)
+    return OK

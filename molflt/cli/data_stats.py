@@ -1,0 +1,28 @@
+"""`molflt data stats PATH`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from molflt.cli.shared import OK, add_command, print_tables
+
+
+def add_parser(commands: Any) -> None:
+    parser = add_command(commands, "stats", run, "measure mean and std of targets, Δpos and sizes of an LMDB")
+    parser.add_argument("path", metavar="PATH", help="LMDB file, or folder of shards")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the statistics."""
+    from molflt.data.statistics import dataset_statistics, statistics_tables
+
+    summary = dataset_statistics(arguments.path, progress=sys.stderr.isatty()).to_dict()
+    if arguments.json:
+        print(json.dumps(summary, indent=1))
+    else:
+        print_tables(*statistics_tables(summary))
+    return OK

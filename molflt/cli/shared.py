@@ -1,0 +1,95 @@
+"""What the commands have in common: exit statuses, error lines, number types, printing of tables."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from molflt.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+OK, SOME_FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a wrong argument as `InputError`, hence in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; see {self.prog} --help")
+
+
+def add_command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str
+) -> argparse.ArgumentParser:
+    """Add a subcommand that `run(namespace)` carries out, returning its exit status.
+
+    Args:
+        commands: what `add_subparsers` returned.
+        name: of the subcommand.
+        run: imports what it needs itself, so that help stays instant.
+        text: what the subcommand does, without capital and full stop.
+    """
+    parser = commands.add_parser(
+        name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_group(commands: Any, name: str, text: str, title: str = "commands", metavar: str = "COMMAND") -> Any:
+    """Add a subcommand that only holds further ones; what is returned takes them, as in `add_command`."""
+    group = commands.add_parser(name, help=text, allow_abbrev=False)
+    return group.add_subparsers(title=title, metavar=metavar, required=True)
+
+
+def positive(text: str) -> int:
+    """Argument type: an integer of at least 1."""
+    return _at_least(1, int(text))
+
+
+def count(text: str) -> int:
+    """Argument type: an integer of at least 0."""
+    return _at_least(0, int(text))
+
+
+def positive_number(text: str) -> float:
+    """Argument type: a finite number above 0."""
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be above 0 and finite, got {text}")
+    return number
+
+
+def print_error(error: Exception) -> None:
+    """One line on stderr."""
+    print("molflt: error:", " ".join(str(error).split()), file=sys.stderr)
+
+
+def print_note(text: str) -> None:
+    """One line on stderr that is no error."""
+    print("molflt:", " ".join(text.split()), file=sys.stderr)
+
+
+def print_tables(*tables: Table) -> None:
+    """Tables on stdout, with names printed as they are."""
+    from rich.console import Console
+
+    # Where no terminal sets the width (a pipe, a file), lines are as long as their content.
+    width = None if sys.stdout.isatty() else 1000
+    console = Console(width=width, markup=False, emoji=False, highlight=False)
+    with console.capture() as capture:
+        for table in tables:
+            console.print(table)
+    # Names that are no UTF-8, and a terminal that is not: shown by their codes instead of failing.
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(capture.get().encode(encoding, "backslashreplace").decode(encoding))
+
+
+def _at_least(least: int, number: int) -> int:
+    if number < least:
+        raise argparse.ArgumentTypeError(f"must be at least {least}, got {number}")
+    return number

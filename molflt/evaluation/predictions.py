@@ -1,0 +1,79 @@
+"""Predicted and target energies of a split, each system once whatever the batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Dataset
+from torch_geometric.loader import DataLoader
+
+from molflt.errors import InputError
+from molflt.models.graphormer3d import Graphormer3D
+
+
+@dataclass(frozen=True)
+class SplitPredictions:
+    """Predicted and target energies of a split, eV, in the order of the data set."""
+
+    sid: Tensor
+    energy: Tensor
+    target: Tensor
+
+
+def predict_split(model: Graphormer3D, dataset: Dataset, batch_size: int) -> SplitPredictions:
+    """Energies of all systems of a labelled data set, computed where the model is."""
+    sids, energies, targets = [], [], []
+    for batch, energy in predicted_batches(model, dataset, batch_size):
+        if batch.get("y_relaxed") is None:
+            raise InputError(
+                f"sid {int(batch.sid[0])} has no y_relaxed; evaluate labelled splits, predict the others"
+            )
+        energies.append(energy)
+        targets.append(batch.y_relaxed.cpu())
+        sids.append(batch.sid.cpu())
+    return SplitPredictions(_joined(sids), _joined(energies), _joined(targets))
+
+
+def predict_unlabelled(model: Graphormer3D, dataset: Dataset, batch_size: int) -> tuple[Tensor, Tensor]:
+    """Ids and energies, eV, of all systems of a data set, which need no labels."""
+    sids, energies = [], []
+    for batch, energy in predicted_batches(model, dataset, batch_size):
+        sids.append(batch.sid.cpu())
+        energies.append(energy)
+    return _joined(sids), _joined(energies)
+
+
+def mean_predictions(members: Sequence[SplitPredictions]) -> SplitPredictions:
+    """The ensemble's energies: the mean over members, which hold the same systems in the same order."""
+    first = members[0]
+    energy = torch.stack([member.energy.double() for member in members]).mean(dim=0)
+    return SplitPredictions(first.sid, energy if len(members) > 1 else first.energy, first.target)
+
+
+def joined_predictions(parts: Sequence[SplitPredictions]) -> SplitPredictions:
+    """Several splits as one."""
+    return SplitPredictions(
+        *(_joined([getattr(part, name) for part in parts]) for name in ("sid", "energy", "target"))
+    )
+
+
+def selected(predictions: SplitPredictions, rows: Sequence[int]) -> SplitPredictions:
+    """Some of the systems."""
+    index = torch.as_tensor(rows, dtype=torch.int64)
+    return SplitPredictions(predictions.sid[index], predictions.energy[index], predictions.target[index])
+
+
+def predicted_batches(model: Graphormer3D, dataset: Dataset, batch_size: int) -> Iterator[tuple[Any, Tensor]]:
+    """Batches of a data set with the energies [B] that the model finds for them."""
+    device = model.energy_mean.device
+    with torch.inference_mode():
+        for batch in DataLoader(dataset, batch_size=batch_size):
+            yield batch, model(batch.to(device)).energy.cpu()
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(parts)) if parts else torch.zeros(0)

@@ -1,0 +1,24 @@
+"""Checkpoints that come with molflt, by name.
+
+Each is a file `<name>.ckpt` in this folder. Wherever a checkpoint is asked for, its name will do.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+
+
+def pretrained_names() -> list[str]:
+    """Names of the checkpoints shipped with this installation."""
+    return sorted(path.stem for path in FOLDER.glob("*.ckpt"))
+
+
+def resolve_checkpoint(name_or_path: str | os.PathLike[str]) -> Path:
+    """The file of a checkpoint given by path or by the name of a shipped one; an existing file wins."""
+    path = Path(name_or_path)
+    if not path.exists() and str(name_or_path) in pretrained_names():
+        return FOLDER / f"{name_or_path}.ckpt"
+    return path
