@@ -36,8 +36,8 @@ def expand_paths(
 
     Args:
         words: a file; a folder, which stands for the structure files anywhere below it, sorted, hidden ones
-            and linked folders left out; a pattern with `*`, `?`, `[...]` or `**`; or `-` for a list in `stdin`,
-            one file or folder a line. What exists under its literal name is taken as that.
+            and linked folders left out; a pattern with `*`, `?`, `[...]` or `**`; or `-` for a list in
+            `stdin`, one file or folder a line. What exists under its literal name is taken as that.
         stdin: where `-` reads its list.
         exclude: files and folders that are no input, such as the output: folders and patterns do not stand
             for them or for what is in them, and named as such they are an error.
