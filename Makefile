@@ -35,7 +35,7 @@ check: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 demo: .venv/installed
 	$(BIN)/molflt train configs/fcc111/flt.yaml --training.output $(RUN) --overwrite

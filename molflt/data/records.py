@@ -135,8 +135,6 @@ def parse_sid(value: Any, where: str = "record") -> int:
 
 
 def _as_kept(value: Any) -> Any:
-    return (
-        torch.from_numpy(value.copy())
-        if isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
-        else value
-    )
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), copy=True))
+    return value

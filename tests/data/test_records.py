@@ -101,3 +101,10 @@ def test_an_id_of_many_lines_is_still_one_line_of_error():
         normalize_record(toy_record() | {"sid": {"a": np.zeros((99, 1))}})
     assert str(error.value).isprintable()
     assert len(str(error.value)) < 150
+
+
+@pytest.mark.parametrize("byte_order", ["<", ">"])
+def test_a_users_array_of_either_byte_order_becomes_a_tensor(byte_order):
+    array = np.array([0.5, -3.0], dtype=f"{byte_order}f8")
+    kept = normalize_record(toy_record() | {"weights": array})["weights"]
+    assert torch.equal(kept, torch.tensor([0.5, -3.0], dtype=torch.float64))
