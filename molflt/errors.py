@@ -7,4 +7,11 @@ that line and exits with status 2; anything else is a fault of the library and k
 
 
 class InputError(ValueError):
-    """Input that molflt refuses: one line, naming what, where and the remedy."""
+    """Input that molflt refuses: one line, naming what, where and the remedy.
+
+    Input may put line breaks and control characters into its own names; they are shown by their codes.
+    """
+
+    def __init__(self, message: str) -> None:
+        text = " ".join(message.split())
+        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))

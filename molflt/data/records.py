@@ -136,5 +136,7 @@ def parse_sid(value: Any, where: str = "record") -> int:
 
 def _as_kept(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        return torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), copy=True))
+        native = np.array(value, dtype=value.dtype.newbyteorder("="), copy=True)
+        # Not every type of number that NumPy has (long double) is one of torch's.
+        return native if native.dtype == np.longdouble else torch.from_numpy(native)
     return value

@@ -22,6 +22,7 @@ import ase.io
 from ase import Atoms
 from ase.io.formats import UnknownFileTypeError, filetype, ioformats
 
+from molflt.data.ase_databases import database_kind, iter_database
 from molflt.data.poscar import looks_like_poscar, read_poscar
 from molflt.data.validity import check_occupancies
 from molflt.data.xyz import iter_xyz
@@ -60,6 +61,10 @@ def iter_frames(path: Path) -> Iterator[Frame | InputError]:
         ) from error
     if not head.strip():
         raise InputError("is empty; give a file with a structure")
+    if database_kind(path, head) == "aselmdb":
+        # Not through ASE: liblmdb maps the file, writes a lock beside it, and a cut one ends the process.
+        yield from (Frame(atoms, "ASE (aselmdb)", []) for atoms in iter_database(path, "aselmdb"))
+        return
     name = recognized_format(head) or _format_by_ase(path, head)
     own = name in ("cif", "extxyz", "vasp")
     yield from _explained(_iter_checked(path, name) if own else _iter_ase(path, name))

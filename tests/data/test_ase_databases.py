@@ -12,6 +12,7 @@ from ase.build import molecule
 from molflt.data import ase_databases
 from molflt.data.ase_databases import database_kind, iter_database
 from molflt.data.convert import convert
+from molflt.data.structures import read_structures
 from molflt.errors import InputError
 from molflt.testing import write_toy_lmdb
 
@@ -98,3 +99,16 @@ def test_writing_aselmdb_without_its_package_says_what_to_install(tmp_path, monk
     with pytest.raises(InputError, match=r"pip install 'molflt\[aselmdb\]'"):
         convert(tmp_path / "a.lmdb", tmp_path / "x.aselmdb")
     assert os.listdir(tmp_path) == ["a.lmdb"]
+
+
+def test_structures_of_an_aselmdb_are_read_without_a_lock_file(tmp_path, aselmdb):
+    structures = read_structures(aselmdb)
+    assert [structure.frame for structure in structures] == list(range(5))
+    assert {structure.reader for structure in structures} == {"ASE (aselmdb)"}
+    assert os.listdir(tmp_path) == ["x.aselmdb"]
+
+
+def test_a_cut_aselmdb_is_refused_as_a_structure_file(aselmdb):
+    aselmdb.write_bytes(aselmdb.read_bytes()[: aselmdb.stat().st_size // 2])
+    with pytest.raises(InputError, match=r"x\.aselmdb"):
+        read_structures(aselmdb)

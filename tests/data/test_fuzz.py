@@ -260,7 +260,7 @@ scalars = st.one_of(
 arrays = st.builds(
     lambda shape, dtype, fill: np.full(shape, fill, dtype=dtype),
     st.lists(st.integers(0, 4), max_size=3).map(tuple),
-    st.sampled_from(["f4", "f8", "i8", "i2", "u1", "?", ">f8", "S3", "U2"]),
+    st.sampled_from(["f4", "f8", "i8", "i2", "u1", "?", ">f8", "f2", "u2", "g", "S3", "U2"]),
     st.integers(0, 9),
 )
 values = st.recursive(

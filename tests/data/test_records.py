@@ -108,3 +108,8 @@ def test_a_users_array_of_either_byte_order_becomes_a_tensor(byte_order):
     array = np.array([0.5, -3.0], dtype=f"{byte_order}f8")
     kept = normalize_record(toy_record() | {"weights": array})["weights"]
     assert torch.equal(kept, torch.tensor([0.5, -3.0], dtype=torch.float64))
+
+
+def test_a_users_array_of_numbers_that_torch_lacks_stays_an_array():
+    array = np.array([0.5], dtype=np.longdouble)
+    assert normalize_record(toy_record() | {"weights": array})["weights"].dtype == np.longdouble
