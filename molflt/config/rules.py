@@ -1,0 +1,79 @@
+"""Which values of each setting make sense."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import reduce
+from typing import Any
+
+from molflt.config.sections import Config, DataConfig, ModelConfig, OptimConfig, TrainingConfig
+from molflt.errors import InputError
+
+Rule = tuple[str, Any, str]
+"""A dotted key, whether its value is in range (by truth), and the range in words."""
+
+
+def validate(config: Config) -> None:
+    """Raise `InputError` naming key, constraint and value for the first setting outside its range."""
+    for key, holds, constraint in _rules(config):
+        if not holds:
+            value: Any = reduce(getattr, key.split("."), config)
+            shown = list(value) if isinstance(value, tuple) else value
+            raise InputError(f"{key} must be {constraint}, got {shown!r}")
+
+
+def _rules(config: Config) -> Iterator[Rule]:
+    yield "seed", 0 <= config.seed < 2**32, "at least 0 and below 2**32"
+    yield from _data_rules(config.data)
+    yield from _model_rules(config.model)
+    yield from _optim_rules(config.optim)
+    yield from _training_rules(config.training)
+
+
+def _data_rules(data: DataConfig) -> Iterator[Rule]:
+    cap, splits = data.max_neighbors, data.val_splits
+    yield "data.root", data.root.strip(), "a path"
+    yield "data.train_split", data.train_split.strip(), "a split's name"
+    yield "data.val_splits", splits and all(map(str.strip, splits)), "a list of split names"
+    yield "data.val_splits", len({*splits}) == len(splits), "free of repetitions"
+    yield "data.radius", 0 < data.radius < math.inf, "above 0 Å and finite"
+    yield "data.max_neighbors", cap is None or cap >= 1, "null or at least 1"
+    yield "data.batch_size", data.batch_size >= 1, "at least 1"
+    yield "data.num_workers", data.num_workers >= 0, "at least 0"
+
+
+def _model_rules(model: ModelConfig) -> Iterator[Rule]:
+    for name in ("channels", "num_heads", "num_layers", "num_blocks", "ffn_channels", "num_gaussians"):
+        yield f"model.{name}", getattr(model, name) >= 1, "at least 1"
+    heads, width = model.num_heads, model.displacement_channels
+    yield "model.num_heads", model.channels % heads == 0, f"a divisor of model.channels = {model.channels}"
+    yield (
+        "model.displacement_channels",
+        width >= 1 and width % heads == 0,
+        f"a multiple of model.num_heads = {heads}",
+    )
+    yield "model.dropout", 0 <= model.dropout < 1, "in [0, 1)"
+    for name in ("num_random_features", "num_frequencies", "num_basis"):
+        yield f"model.attention.{name}", getattr(model.attention, name) >= 1, "at least 1"
+    low, high = model.attention.basis_width_range
+    yield "model.attention.basis_width_range", 0 < low < high < math.inf, "two rising lengths above 0 Å"
+
+
+def _optim_rules(optim: OptimConfig) -> Iterator[Rule]:
+    yield "optim.lr", 0 < optim.lr < math.inf, "above 0 and finite"
+    yield "optim.betas", all(0 <= beta < 1 for beta in optim.betas), "two numbers in [0, 1)"
+    yield "optim.weight_decay", 0 <= optim.weight_decay < math.inf, "at least 0 and finite"
+    yield "optim.warmup_fraction", 0 <= optim.warmup_fraction < 1, "in [0, 1)"
+    yield "optim.grad_clip", optim.grad_clip > 0, "above 0 (.inf: no clipping)"
+    weights = optim.delta_pos_weight
+    yield "optim.delta_pos_weight", all(0 <= w < math.inf for w in weights), "two numbers >= 0"
+    yield "optim.ema_decay", 0 <= optim.ema_decay < 1, "in [0, 1)"
+
+
+def _training_rules(training: TrainingConfig) -> Iterator[Rule]:
+    yield "training.epochs", training.epochs >= 1, "at least 1"
+    yield "training.output", training.output.strip(), "a folder"
+    yield "training.redraw_every", training.redraw_every >= 0, "at least 0"
+    yield "training.validate_every", training.validate_every >= 1, "at least 1"
+    yield "training.cache_gib", 0 <= training.cache_gib < math.inf, "at least 0 and finite"
