@@ -98,7 +98,7 @@ class FLTAttention(MultiHeadAttention):
         num_heads: H, divides `channels`.
         position_dim: X.
         rpe: f, shared between layers by passing one object; by default `default_rpe(num_heads,
-            position_dim)`, or none where the coupling needs none.
+            position_dim)`, made for neighbours about one unit apart, or none where the coupling needs none.
         feature_map: linearises exp; by default positive random features, 64 (16 when the coupling is
             multiplicative).
         coupling: `AdditiveCoupling()` by default; `MultiplicativeCoupling()`; `NoCoupling()` is the

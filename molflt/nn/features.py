@@ -15,7 +15,7 @@ the normaliser can not vanish, and no epsilon enters.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -67,6 +67,18 @@ class Features(ABC):
 def split_ones(sums: Float[Tensor, "B H N E"]) -> Sums:
     """Numerator and normaliser of the sums over [v, 1]."""
     return Sums(sums[..., :-1], sums[..., -1:])
+
+
+def join_heads(blocks: Iterable[Tensor], like: Float[Tensor, "B H N E"]) -> Float[Tensor, "B H N E"]:
+    """The blocks of consecutive heads as one tensor of the shape of `like`."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return torch.cat(list(blocks), dim=1)
+    # Each block goes to its place and is freed, instead of all of them being held twice.
+    joined, first = torch.empty_like(like, memory_format=torch.contiguous_format), 0
+    for block in blocks:
+        joined[:, first : first + block.shape[1]] = block
+        first += block.shape[1]
+    return joined
 
 
 @dataclass(frozen=True)
@@ -134,12 +146,12 @@ class LogFeatures(Features):
         return StabilisedFeatures(self.projection.query(bias).softmax(-1), key, key_sum)
 
     def attend(self, value: Float[Tensor, "B H N D"], modulations: Modulations | None) -> Sums:
-        blocks = []
         if modulations is None:
-            for part, v, _ in self.split(value, None):
-                blocks.append(part.evaluate().attend(v))
-            return Sums(torch.cat(blocks, dim=1), None)
-        for part, v, factors in self.split(append_ones(value), modulations):
+            parts = self.split(value, None)
+            return Sums(join_heads((part.evaluate().attend(v) for part, v, _ in parts), value), None)
+        value = append_ones(value)
+        blocks = []
+        for part, v, factors in self.split(value, modulations):
             query, key, key_sum = part.evaluate()
             blocks.append(modulated_linear_sums(query, key / key_sum, v, *factors))
         return split_ones(torch.cat(blocks, dim=1))

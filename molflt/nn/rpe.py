@@ -64,6 +64,17 @@ def phases(
         return left.unsqueeze(-3) @ right.mT
 
 
+def cosine_and_sine(theta: Float[Tensor, "B H N R"]) -> Float[Tensor, "B H N 2*R"]:
+    """[cos theta, sin theta]."""
+    if theta.requires_grad or theta.device.type != "cpu" or torch.compiler.is_compiling():
+        return torch.cat((theta.cos(), theta.sin()), dim=-1)
+    # A head at a time, whose cosines and sines stay in cache: for long inputs twice as fast.
+    both = theta.new_empty(*theta.shape[:-1], 2 * theta.shape[-1])
+    for angles, target in zip(theta.unbind(1), both.unbind(1), strict=True):
+        torch.cat((angles.cos(), angles.sin()), dim=-1, out=target)
+    return both
+
+
 class FourierRPE(nn.Module):
     """f(r_i - r_j) for all pairs as a product of features of the single positions.
 
@@ -147,8 +158,7 @@ class FourierRPE(nn.Module):
 
     def basis(self, pos: Float[Tensor, "B N X"]) -> Float[Tensor, "B H N K"]:
         """[cos theta, sin theta], K = 2R: the part of both features that depends on positions."""
-        theta = self._phases(pos)
-        return torch.cat((theta.cos(), theta.sin()), dim=-1).expand(-1, self.num_heads, -1, -1)
+        return cosine_and_sine(self._phases(pos)).expand(-1, self.num_heads, -1, -1)
 
     def fold(
         self, projection: Float[Tensor, "*P M K"]
@@ -224,7 +234,9 @@ def default_rpe(
 ) -> FourierRPE:
     """The paper's choice for molecules: Gaussian basis, Gaussian frequencies of learnable std per head.
 
-    The std starts at 1/(2 pi s_min), the smallest that keeps g/p bounded for basis widths down to s_min.
+    The std starts at 1/(2 pi s_min), the smallest that keeps g/p bounded for basis widths down to s_min. The
+    default widths suit positions whose nearest neighbours are about one unit apart, such as atoms in Å,
+    tokens and pixels; give other ranges for other scales.
 
     Args:
         num_heads: H.

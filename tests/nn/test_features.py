@@ -64,6 +64,8 @@ def test_heads_computed_two_at_a_time_equal_all_heads_at_once(coupling, kind, ca
         monkeypatch.setattr(features_module, "BLOCK_ELEMENTS", elements)
         out = core(*inputs)
         used = inputs if coupling.needs_positions else inputs[:3]
+        with torch.no_grad():
+            torch.testing.assert_close(core(*inputs), out, rtol=1e-12, atol=1e-12)
         results.append([out, *torch.autograd.grad((out * weight).sum(), used)])
     for together, in_blocks in zip(*results, strict=True):
         torch.testing.assert_close(in_blocks, together, rtol=1e-12, atol=1e-12)

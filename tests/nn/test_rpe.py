@@ -107,6 +107,15 @@ def test_gradients_of_the_dense_bias_equal_those_of_the_product(asymmetric: bool
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
+def test_basis_is_bit_equal_with_and_without_gradients() -> None:
+    rpe = default_rpe(3, 2, generator=torch.Generator().manual_seed(0))
+    pos = 7 * torch.randn(5, 11, 2, generator=torch.Generator().manual_seed(1))
+    with_gradients = rpe.basis(pos)
+    assert with_gradients.requires_grad
+    with torch.no_grad():
+        assert torch.equal(rpe.basis(pos), with_gradients)
+
+
 @kinds
 def test_features_pass_gradcheck(asymmetric: bool) -> None:
     torch.manual_seed(0)
