@@ -1,4 +1,4 @@
-"""A warning, once, where attention's normaliser is so small that epsilon stands in for it."""
+"""A warning, once, where attention's normaliser is negative or so small that epsilon stands in for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CALLS_BETWEEN_CHECKS = 16
 
 
 class VanishingNormalizerWarning(UserWarning):
-    """A normaliser is smaller than epsilon, which stands in for it."""
+    """A normaliser is negative, or smaller than epsilon, which stands in for it."""
 
 
 class NormalizerAlarm:
@@ -29,22 +29,23 @@ class NormalizerAlarm:
     def __call__(
         self, normalizer: Float[Tensor, "B H N 1"], atom_mask: Bool[Tensor, "B N"] | None, eps: float
     ) -> None:
-        """Warns if a real query's normaliser is below `eps` in size."""
+        """Warns if a real query's normaliser is below `eps`."""
         if torch.compiler.is_compiling() or self.raised:
             return
         self.calls += 1
         if self.calls % CALLS_BETWEEN_CHECKS != 1:
             return
-        vanishing = normalizer.detach().abs() < eps
+        vanishing = normalizer.detach() < eps
         if atom_mask is not None:
             vanishing = vanishing & atom_mask[:, None, :, None]
         count = int(vanishing.sum())
         if count > 0:
             self.raised = True
             warnings.warn(
-                f"the attention normaliser is below eps={eps:g} at {count} of {vanishing.numel()} queries "
-                "and heads: their output is noise or zero; use PositiveRandomFeatures, more random "
-                "features, or a larger offset of ReLUFeatures (shown once per layer)",
+                f"the attention normaliser is negative or below eps={eps:g} at {count} of "
+                f"{vanishing.numel()} queries and heads: their output is noise or zero; use "
+                "PositiveRandomFeatures, more random features, or a larger offset of ReLUFeatures "
+                "(shown once per layer)",
                 VanishingNormalizerWarning,
                 stacklevel=3,
             )

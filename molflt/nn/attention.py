@@ -104,15 +104,20 @@ class FLTAttention(MultiHeadAttention):
         coupling: `AdditiveCoupling()` by default; `MultiplicativeCoupling()`; `NoCoupling()` is the
             Performer.
         causal: token i sees the tokens j <= i only.
-        chunk_size: tokens whose weights are formed at a time when causal.
+        chunk_size: tokens whose weights are formed at a time when causal. `torch.export` of a causal layer
+            wants lengths that are multiples of it.
         in_channels: width of the input, `channels` by default.
         bias: whether the four projections have one.
         eps: stands in for a smaller normaliser.
 
+    The estimate is a rough one at the default sizes (`diagnostics.attention_error` says how rough): the layer
+    learns with its random features rather than reproducing softmax attention. More features, or
+    `MultiplicativeCoupling`, bring it closer.
+
     Raises:
         ValueError: `num_heads` does not divide `channels`; `rpe` or `feature_map` has another size; `causal`
             with a feature map that looks ahead; `rpe` with a coupling that uses none; `forward` without
-            positions where the coupling needs them, or with positions of another dimension.
+            positions where the coupling needs them, or with arguments whose shapes do not belong together.
 
     Example:
         >>> layer = FLTAttention(64, 4, feature_map=PositiveRandomFeatures(64))
@@ -192,6 +197,7 @@ class FLTAttention(MultiHeadAttention):
             atom_mask: true at real tokens, all by default.
             positional: `encode_positions(pos, atom_mask)`, instead of `pos`.
         """
+        self.check_inputs(x, pos, atom_mask)
         if positional is None:
             positional = self.encode_positions(pos, atom_mask)
         query, key, value = self.heads(zero_padding(x, atom_mask))
@@ -278,6 +284,7 @@ class SoftmaxAttention(MultiHeadAttention):
         positional: Float[Tensor, "B H N N"] | None = None,
     ) -> Float[Tensor, "B N C"]:
         """Attention over the tokens of each graph; arguments as in `FLTAttention.forward`."""
+        self.check_inputs(x, pos, atom_mask)
         if positional is None:
             positional = self.encode_positions(pos, atom_mask)
         if positional is None and self.rpe is not None:

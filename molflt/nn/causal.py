@@ -12,7 +12,7 @@ not afterwards.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +57,9 @@ def to_chunks(
     x: Float[Tensor, "B H N E"], chunk_size: int, padding: float = 0.0
 ) -> Float[Tensor, "B H n C E"]:
     """Chunks of `chunk_size` rows, the last one filled up with `padding`."""
-    return F.pad(x, (0, 0, 0, -x.shape[-2] % chunk_size), value=padding).unflatten(-2, (-1, chunk_size))
+    num_chunks = (x.shape[-2] + chunk_size - 1) // chunk_size
+    missing = num_chunks * chunk_size - x.shape[-2]
+    return F.pad(x, (0, 0, 0, missing), value=padding).unflatten(-2, (num_chunks, chunk_size))
 
 
 def plain_causal_features(
@@ -90,7 +92,8 @@ def exponential_causal_features(
     if atom_mask is None:
         first_key = detached[..., 0, :]
     else:
-        chunk_mask = F.pad(atom_mask, (0, -atom_mask.shape[-1] % chunk_size)).unflatten(-1, (-1, chunk_size))
+        missing = detached.shape[2] * chunk_size - atom_mask.shape[-1]
+        chunk_mask = F.pad(atom_mask, (0, missing)).unflatten(-1, (detached.shape[2], chunk_size))
         is_first = chunk_mask & (chunk_mask.cumsum(-1) == 1)
         first_key = detached.masked_fill(~is_first[:, None, ..., None], float("-inf")).amax(-2)
     read_reference = torch.maximum(before, first_key)
@@ -107,18 +110,55 @@ def exponential_causal_features(
 def states_before(
     update: Float[Tensor, "B H n M E"], decay: Float[Tensor, "B H n M"] | None
 ) -> Float[Tensor, "B H n M E"]:
-    """S_{c-1} for every chunk c, where S_c = decay_c S_{c-1} + update_c and S_{-1} = 0."""
+    """S_{c-1} for every chunk c, where S_c = decay_c S_{c-1} + update_c and S_{-1} = 0.
+
+    `decay` gets no gradient where the code is compiled or exported.
+    """
     if decay is None:
-        state = update.cumsum(2)
-    else:
-        # Doubling: after the step of length s, state_c holds the last 2 s updates up to c.
-        state, step = update, 1
-        while step < update.shape[2]:
-            earlier = F.pad(state[:, :, :-step], (0, 0, 0, 0, step, 0))
-            state = torch.addcmul(state, decay.unsqueeze(-1), earlier)
-            decay = decay * F.pad(decay[:, :, :-step], (0, 0, step, 0))
-            step *= 2
+        return one_chunk_later(update.cumsum(2))
+    return _compiled_scan(update, decay) if torch.compiler.is_compiling() else decayed_scan(update, decay)
+
+
+def one_chunk_later(state: Float[Tensor, "B H n M E"]) -> Float[Tensor, "B H n M E"]:
+    """The states of the chunks before, zero for the first."""
     return F.pad(state[:, :, :-1], (0, 0, 0, 0, 1, 0))
+
+
+def decayed_scan(
+    update: Float[Tensor, "B H n M E"], decay: Float[Tensor, "B H n M"]
+) -> Float[Tensor, "B H n M E"]:
+    """`states_before` with decays, in log2(n) steps."""
+    # Doubling: after the step of length s, state_c holds the last 2 s updates up to c.
+    state, step = update, 1
+    while step < update.shape[2]:
+        earlier = F.pad(state[:, :, :-step], (0, 0, 0, 0, step, 0))
+        state = torch.addcmul(state, decay.unsqueeze(-1), earlier)
+        decay = decay * F.pad(decay[:, :, :-step], (0, 0, step, 0))
+        step *= 2
+    return one_chunk_later(state)
+
+
+# An operator to the compiler, which would trace the loop and compile anew for each number of steps.
+_compiled_scan = torch.library.custom_op(
+    "molflt::decayed_scan",
+    lambda update, decay: decayed_scan(update, decay).contiguous(),
+    mutates_args=(),
+    schema="(Tensor update, Tensor decay) -> Tensor",
+)
+_compiled_scan.register_fake(lambda update, decay: torch.empty_like(update).contiguous())
+
+
+def _save_decay(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+def _scan_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    # Chunk c feeds the chunks after it as those before feed it: the same scan, from the end.
+    (decay,) = ctx.saved_tensors
+    return _compiled_scan(gradient.flip(2), decay.flip(2)).flip(2), None
+
+
+_compiled_scan.register_autograd(_scan_backward, setup_context=_save_decay)
 
 
 def causal_sums(

@@ -14,6 +14,13 @@ from molflt.nn.packing import dense_layout
 from molflt.nn.rpe import FourierRPE
 
 
+def check_rows(num_nodes: int, **tensors: Tensor | None) -> None:
+    """Raises ValueError, naming it, for a tensor without one row per node."""
+    for name, rows in tensors.items():
+        if rows is not None and len(rows) != num_nodes:
+            raise ValueError(f"{name} must have one row per node of x, {num_nodes}, got {len(rows)}")
+
+
 class FLTConv(nn.Module):
     """Every node attends to all nodes of its graph, with a learned Fourier RPE, at linear cost.
 
@@ -88,7 +95,10 @@ class FLTConv(nn.Module):
             max_nodes: number of nodes that graphs are padded to, by default the largest graph's. With `size`
                 and `max_nodes` given no shape depends on the values of `batch`, as `torch.compile` wants it.
         """
+        check_rows(len(x), pos=pos, batch=batch)
         if batch is None:
+            if size not in (None, 1):
+                raise ValueError(f"size must be 1 where batch is None, which is one graph, got {size}")
             return self.attention(x.unsqueeze(0), None if pos is None else pos.unsqueeze(0)).squeeze(0)
         layout = dense_layout(batch, size, max_nodes)
         dense_pos = None if pos is None else layout.pack(pos)

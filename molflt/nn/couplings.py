@@ -120,7 +120,8 @@ class MultiplicativeCoupling(Coupling):
 
     M is an exact function of the displacement, so attention is exactly translation-invariant, and nothing of
     it is exponentiated, so its variance is far below the additive coupling's. M is constant where the
-    amplitudes are 0. The sign and phase of the spectrum play no part: M peaks at zero displacement.
+    amplitudes are 0, which is a stationary point: no gradient leads away from it. The sign and phase of the
+    spectrum play no part: M peaks at zero displacement.
 
     Cost O(N M (2R+1) D), so M, the number of random features, should be small; it is 16 by default.
 

@@ -23,6 +23,8 @@ NUM_RADII = 800
 NUM_RANDOM_DIRECTIONS = 32
 SMALLEST_SPECTRUM = 1e-300
 LEAST_GROWTH = 0.05
+LARGEST_USEFUL_BOUND = 1e6
+"""R = c^2 frequencies bring the estimate's standard error to 1."""
 
 
 class UnboundedRatioWarning(UserWarning):
@@ -108,7 +110,8 @@ def variance_bound(rpe: FourierRPE) -> Float[Tensor, "H"]:
     The supremum is searched in float64 along rays from the spectrum's peaks, as far out as |g| can be
     represented (1e-300). A head counts as unbounded where the largest ratio lies at the outer ends of the
     rays. (A density that is too thin by less than about 0.5 % passes: its ratio overtakes the peak further
-    out than that.) The first time a head is unbounded for an `rpe`, an `UnboundedRatioWarning` says so.
+    out than that.) The first time a head is unbounded for an `rpe`, or above 1e6, which is as bad, an
+    `UnboundedRatioWarning` says so.
 
     Raises NotImplementedError for samplers without a density (quadrature has no variance: see
     `rpe_bias_error`).
@@ -122,13 +125,14 @@ def variance_bound(rpe: FourierRPE) -> Float[Tensor, "H"]:
     log_ratio = spectrum.log() - exact.sampler.log_sampling_density(points)
     log_ratio = log_ratio.masked_fill(spectrum < SMALLEST_SPECTRUM, -torch.inf).view(rays.shape[:-1])
     bound = log_ratio.amax((-1, -2)).exp().masked_fill(_grows_outward(log_ratio), torch.inf)
-    if bound.isinf().any() and not rpe.unbounded_ratio_reported:
+    useless = bound > LARGEST_USEFUL_BOUND
+    if useless.any() and not rpe.unbounded_ratio_reported:
         rpe.unbounded_ratio_reported = True
-        heads = bound.isinf().nonzero().flatten().tolist()
+        heads = useless.nonzero().flatten().tolist()
         warnings.warn(
-            f"g/p is unbounded in heads {heads}: a single draw's estimate of f can be arbitrarily far off. "
-            "Take a wider sampling density (larger std), or a matched one (MatchedMixtureFrequencies, "
-            "MatchedKernelFrequencies).",
+            f"g/p is unbounded in heads {heads}, or as good as (up to {bound[useless].min():.0e} or more): "
+            "a single draw's estimate of f can be arbitrarily far off. Take a wider sampling density (larger "
+            "std), or a matched one (MatchedMixtureFrequencies, MatchedKernelFrequencies).",
             UnboundedRatioWarning,
             stacklevel=2,
         )

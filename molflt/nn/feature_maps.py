@@ -161,9 +161,10 @@ class OptimalPositiveFeatures(ExponentialFeatures):
     """FAVOR++: phi(x) = (1-4A)^(E/4) exp(A |w|^2 + sqrt(1-4A) w.x - |x|^2/2) / sqrt(M).
 
     Unbiased for every A < 1/8. A minimises the variance at the mean of |q^_i + k^_j|^2 over the pairs of a
-    graph's own real tokens, per
-    head: A = (1 - 1/rho)/8, rho = (sqrt((E+2s)^2 + 8Es) - E - 2s) / 4s with s that mean (the minimum of
-    E log(1+rho) - (E/2) log rho + s rho, the log of the second moment). A is detached.
+    graph's own real tokens, per head: A = (1 - 1/rho)/8, rho = (sqrt((E+2s)^2 + 8Es) - E - 2s) / 4s with s
+    that mean (the minimum of E log(1+rho) - (E/2) log rho + s rho, the log of the second moment). A is
+    detached, so gradients leave out its own dependence on queries, keys and positions: enough for training,
+    not for forces.
 
     It looks at all tokens, so it can not serve causal attention.
 

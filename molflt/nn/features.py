@@ -74,10 +74,12 @@ def join_heads(blocks: Iterable[Tensor], like: Float[Tensor, "B H N E"]) -> Floa
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return torch.cat(list(blocks), dim=1)
     # Each block goes to its place and is freed, instead of all of them being held twice.
-    joined, first = torch.empty_like(like, memory_format=torch.contiguous_format), 0
+    joined, first = None, 0
     for block in blocks:
+        joined = block.new_empty(like.shape) if joined is None else joined
         joined[:, first : first + block.shape[1]] = block
         first += block.shape[1]
+    assert joined is not None
     return joined
 
 

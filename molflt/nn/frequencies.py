@@ -164,7 +164,8 @@ class GaussianFrequencies(FrequencySampler):
         num_heads: H.
         num_frequencies: R.
         position_dim: X.
-        std: initial value, cycles per position unit: a number, `[H]`, or `[H, X]` for one per dimension.
+        std: initial value, cycles per position unit: a number, `[H]`, or `[H, X]` for one per dimension. The
+            default serves functions wider than 1/(2 pi 0.3) = 0.5 position units.
         learnable: whether std is a parameter (a buffer otherwise).
         per_dimension: one std per head and dimension instead of one per head.
         generator: source of the first draw; torch's global one without it.
@@ -184,7 +185,7 @@ class GaussianFrequencies(FrequencySampler):
         num_heads: int,
         num_frequencies: int,
         position_dim: int,
-        std: float | Tensor = 1.0,
+        std: float | Tensor = 0.3,
         learnable: bool = True,
         per_dimension: bool = False,
         generator: torch.Generator | None = None,
@@ -203,7 +204,7 @@ class GaussianFrequencies(FrequencySampler):
     def _spread_std(self, std: float | Tensor, per_dimension: bool) -> Tensor:
         """std as `[H, 1]` or `[H, X]`."""
         value = torch.as_tensor(std, dtype=torch.get_default_dtype()).detach()
-        if not bool((value > 0).all()):
+        if not value.is_meta and not bool((value > 0).all()):
             raise ValueError(f"std must be positive, got {std}: give a value in cycles per position unit")
         heads, dims = self.num_heads, self.position_dim
         if value.ndim == 0:

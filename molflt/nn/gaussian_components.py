@@ -61,7 +61,7 @@ class GaussianComponents(nn.Module):
         learnable: bool = True,
     ) -> None:
         super().__init__()
-        if not bool((std > 0).all()):
+        if not std.is_meta and not bool((std > 0).all()):
             raise ValueError(f"std must be positive everywhere, got a smallest value of {std.min().item()}")
         if mean is not None and tuple(mean.shape) != (*std.shape, position_dim):
             raise ValueError(

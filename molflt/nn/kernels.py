@@ -45,7 +45,7 @@ class ShiftInvariantKernel(nn.Module):
     ) -> None:
         super().__init__()
         value = torch.as_tensor(length, dtype=torch.get_default_dtype()).detach()
-        if not bool((value > 0).all()):
+        if not value.is_meta and not bool((value > 0).all()):
             raise ValueError(f"length must be positive, got {length}: give a value in position units")
         if value.ndim > 0 and tuple(value.shape) != (num_heads,):
             raise ValueError(f"length must be a number or have shape [{num_heads}], got {list(value.shape)}")

@@ -33,7 +33,7 @@ class MultiHeadAttention(nn.Module):
         bias: bool,
     ) -> None:
         super().__init__()
-        if num_heads < 1 or channels % num_heads != 0:
+        if num_heads < 1 or channels < 1 or channels % num_heads != 0:
             raise ValueError(
                 f"num_heads must divide channels, got num_heads={num_heads} and channels={channels}; choose "
                 "another number of heads"
@@ -75,6 +75,21 @@ class MultiHeadAttention(nn.Module):
             for linear in (self.query, self.key, self.value)
         )
         return query, key, value
+
+    def check_inputs(self, x: Tensor, pos: Tensor | None, atom_mask: Tensor | None) -> None:
+        """Raises ValueError if the arguments of `forward` do not belong together."""
+        if x.ndim != 3 or x.shape[-1] != self.in_channels:
+            raise ValueError(
+                f"x must have shape [B, N, {self.in_channels}], got {list(x.shape)}; for ragged nodes use "
+                "FLTConv"
+            )
+        if pos is not None and pos.shape[:-1] != x.shape[:-1]:
+            raise ValueError(f"pos must have a row for each row of x, {list(x.shape)}, got {list(pos.shape)}")
+        if atom_mask is not None and (atom_mask.dtype != torch.bool or atom_mask.shape != x.shape[:-1]):
+            raise ValueError(
+                f"atom_mask must be bool of shape {list(x.shape[:-1])}, true at real tokens, got "
+                f"{atom_mask.dtype} of shape {list(atom_mask.shape)}"
+            )
 
     def check_position_dim(self, pos: Float[Tensor, "B N X"]) -> None:
         """Raises ValueError if the positions have another dimension than the layer."""

@@ -49,9 +49,15 @@ def dense_layout(
         max_nodes: N; by default the size of the largest graph.
 
     Raises:
-        ValueError: an index of `batch` is negative or not below `batch_size`, or a graph has more than
-            `max_nodes` atoms (under `torch.compile` a RuntimeError when the compiled code runs).
+        ValueError: `batch` is no vector of int64; an index of it is negative or not below `batch_size`, or a
+            graph has more than `max_nodes` atoms (under `torch.compile` a RuntimeError when the compiled code
+            runs).
     """
+    if batch.dtype != torch.int64 or batch.ndim != 1:
+        raise ValueError(
+            f"batch must be one int64 graph index per atom, got {batch.dtype} of shape {list(batch.shape)}; "
+            "use batch.long()"
+        )
     if torch.compiler.is_compiling() or batch.numel() == 0:
         batch_size = (int(batch.max()) + 1 if batch.numel() > 0 else 0) if batch_size is None else batch_size
     else:

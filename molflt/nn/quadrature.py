@@ -162,7 +162,7 @@ class SphericalQuadratureFrequencies(FrequencySampler):
     | 3 to 5 | 10 | 600 |
     | 3 to 5 | 15 | 1,226 |
     | 2 to 5 | 10 | 1,483 |
-    | 1 to 5 | 10 | 5,373 |
+    | 1 to 5 | 10 | 5,385 |
 
     Args:
         num_heads: H.

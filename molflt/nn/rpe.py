@@ -21,6 +21,7 @@ on one side would leave that sum at sum_k (1 + W_k^2), of order R, and exp(|key|
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Inexact
@@ -66,12 +67,12 @@ def phases(
 
 def cosine_and_sine(theta: Float[Tensor, "B H N R"]) -> Float[Tensor, "B H N 2*R"]:
     """[cos theta, sin theta]."""
-    if theta.requires_grad or theta.device.type != "cpu" or torch.compiler.is_compiling():
+    if torch.is_grad_enabled() or theta.device.type != "cpu" or torch.compiler.is_compiling():
         return torch.cat((theta.cos(), theta.sin()), dim=-1)
     # A head at a time, whose cosines and sines stay in cache: for long inputs twice as fast.
     both = theta.new_empty(*theta.shape[:-1], 2 * theta.shape[-1])
-    for angles, target in zip(theta.unbind(1), both.unbind(1), strict=True):
-        torch.cat((angles.cos(), angles.sin()), dim=-1, out=target)
+    for head, angles in enumerate(theta.unbind(1)):
+        both[:, head] = torch.cat((angles.cos(), angles.sin()), dim=-1)
     return both
 
 
@@ -82,6 +83,12 @@ class FourierRPE(nn.Module):
     multiplies the features (`fold`). `forward` gives the features themselves. Everything is
     translation-invariant up to rounding, which in float32 is about 1e-7 |2 pi xi.r|: centre positions before
     encoding them (at 1e4 Å and 1 cycle/Å phases are only good to 1e-2).
+
+    Training fits the estimate under the frequencies as drawn, which may move away from f itself: after a
+    redraw, and in the closed form, a trained encoding is as good as its R and its g/p allow
+    (`diagnostics.rpe_bias_error`), unless frequencies were redrawn during training.
+
+    Under `.half()` and `.bfloat16()` it stays in float32, which phases and importance weights need.
 
     Args:
         sampler: where the spectrum is read, and with which quadrature weights.
@@ -115,6 +122,14 @@ class FourierRPE(nn.Module):
         self.position_dim = sampler.position_dim
         # Set by `diagnostics.variance_bound` once it has warned.
         self.unbounded_ratio_reported = False
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FourierRPE:
+        def keep_precision(value: Tensor) -> Tensor:
+            applied = fn(value)
+            lowered = applied.dtype in (torch.float16, torch.bfloat16)
+            return value.to(applied.device) if lowered else applied
+
+        return super()._apply(keep_precision, recurse)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Initial parameters and new frequencies, these from `generator`."""

@@ -144,7 +144,9 @@ class GaussianMixtureSpectrum(Spectrum):
                   [amplitude_t cos(2 pi mu_t.x) + sine_amplitude_t sin(2 pi mu_t.x)]
 
     The sine part (T more parameters) makes f(x) differ from f(-x): before from after, left from right.
-    Amplitudes start as N(0, 1/T), means as N(0, mean_std^2).
+    Amplitudes start as N(0, 1/T), means as N(0, mean_std^2). Read it with
+    `MatchedMixtureFrequencies(spectrum.components, R)`: most frequencies of a wide single Gaussian fall where
+    no component is, and carry no gradient.
 
     Args:
         num_heads: H.

@@ -31,7 +31,12 @@ def test_padded_queries_and_healthy_normalisers_raise_no_alarm():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         NormalizerAlarm()(normalizer, atom_mask, 1e-6)
-        NormalizerAlarm()(-torch.ones(1, 1, 2, 1), None, 1e-6)
+        NormalizerAlarm()(torch.ones(1, 1, 2, 1), None, 1e-6)
+
+
+def test_a_negative_normaliser_raises_the_alarm():
+    with pytest.warns(VanishingNormalizerWarning, match="negative or below eps=1e-06 at 1 of 2 queries"):
+        NormalizerAlarm()(torch.tensor([[[[1.0], [-1.0]]]]), None, 1e-6)
 
 
 def test_a_normaliser_that_vanishes_later_is_found_at_the_next_check():

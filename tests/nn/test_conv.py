@@ -7,7 +7,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GINEConv, Sequential
 
 from molflt.nn.attention import FLTAttention
-from molflt.nn.conv import FLTConv
+from molflt.nn.conv import FLTConv, check_rows
 from molflt.nn.couplings import NoCoupling
 from molflt.nn.feature_maps import PositiveRandomFeatures
 
@@ -77,6 +77,17 @@ def test_a_graph_index_beyond_size_is_refused():
     x, pos, batch = make_graphs()
     with pytest.raises(ValueError, match="pass the number of graphs"):
         make_conv()(x, pos, batch, size=4)
+
+
+def test_nodes_positions_and_batch_that_do_not_belong_together_are_refused():
+    x, pos, batch = make_graphs()
+    conv = make_conv()
+    with pytest.raises(ValueError, match="batch must have one row per node of x, 23, got 1"):
+        check_rows(len(x), pos=pos, batch=batch[:1])
+    with pytest.raises(ValueError, match="size must be 1 where batch is None"):
+        conv(x, pos, size=2)
+    with pytest.raises(ValueError, match=r"batch must be one int64 graph index per atom, got torch.int32"):
+        conv(x, pos, batch.int())
 
 
 def test_the_causal_layer_follows_the_order_of_nodes_within_each_graph():

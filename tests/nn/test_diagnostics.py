@@ -178,6 +178,15 @@ def test_only_the_unbounded_heads_are_named() -> None:
     assert bound.isinf().tolist() == [True, False, True]
 
 
+def test_a_bound_that_is_finite_but_useless_is_reported() -> None:
+    spectrum = GaussianMixtureSpectrum(3, 3, num_basis=1, std=0.05, mean_std=0.0)
+    with torch.no_grad():
+        spectrum.components.mean.fill_(0.9)
+    rpe = FourierRPE(GaussianFrequencies(3, 5, 3, std=0.2), spectrum)
+    with pytest.warns(UnboundedRatioWarning, match=r"heads \[0, 1, 2\], or as good as \(up to \de\+"):
+        assert variance_bound(rpe).isfinite().all()
+
+
 def test_the_rpe_is_left_as_it_was() -> None:
     rpe = default_rpe(2, 3)
     variance_bound(rpe)
