@@ -34,8 +34,10 @@ from molflt.errors import InputError
 from molflt.run_folder import check_run_folder, prepare_run_folder
 from molflt.training.data import check_labels, measure_statistics
 from molflt.training.loaders import build_loader, prepared_samples
+from molflt.training.memory import OutOfMemoryReport
 from molflt.training.metrics_csv import MetricsCsv
 from molflt.training.module import RelaxedEnergyTraining, metric_names
+from molflt.training.precision import lightning_precision
 from molflt.training.progress import TrainingProgress
 
 
@@ -64,14 +66,17 @@ def train(config: Config, *, overwrite: bool = False, progress: bool = True) -> 
     output = Path(config.training.output)
     check_run_folder(output, overwrite)
     accelerator = _accelerator(config)
+    precision = lightning_precision(config.training.precision, accelerator)
     with isolate_rng(), quiet_libraries():
         seed_everything(config.seed, workers=True, verbose=False)
         module, train_loader, val_loaders = _prepare(config)
         prepare_run_folder(output, config)
         best, last = _checkpoint_callbacks(config, output)
-        callbacks = [LastEpochValidation(), *([TrainingProgress()] if progress else []), best, last]
-        trainer = _trainer(config, accelerator, output, callbacks)
-        _fit(trainer, module, train_loader, val_loaders)
+        memory = OutOfMemoryReport(config.data)
+        callbacks = [LastEpochValidation(), *([TrainingProgress()] if progress else []), memory, best, last]
+        trainer = _trainer(config, accelerator, precision, output, callbacks)
+        with memory.told():
+            _fit(trainer, module, train_loader, val_loaders)
         if trainer.is_global_zero:
             paths = {best.best_model_path, last.best_model_path}
             _describe_domain(config, paths, trainer.strategy.root_device)
@@ -180,13 +185,16 @@ def _accelerator(config: Config) -> str:
     return accelerator
 
 
-def _trainer(config: Config, accelerator: str, output: Path, callbacks: list[Callback]) -> Trainer:
+def _trainer(
+    config: Config, accelerator: str, precision: Any, output: Path, callbacks: list[Callback]
+) -> Trainer:
     clip = config.optim.grad_clip
     return Trainer(
         accelerator=accelerator,
         devices=1,
         max_epochs=config.training.epochs,
         check_val_every_n_epoch=config.training.validate_every,
+        precision=precision,
         gradient_clip_val=clip if clip < math.inf else None,
         logger=[
             MetricsCsv(output / "metrics.csv", metric_names(config)),
