@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from molflt.cli import bench, data, evaluate, leaderboard, predict, train
-from molflt.cli.shared import BAD_INPUT, INTERRUPTED, OK, Parser, print_error
+from molflt.cli.shared import BAD_INPUT, INTERRUPTED, OK, Parser, one_line_warnings, print_error
 from molflt.errors import InputError
 
 __all__ = ["main", "make_parser", "run"]
@@ -31,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     try:
-        status = run([word for word in words if word != "--debug"])
+        with one_line_warnings():
+            status = run([word for word in words if word != "--debug"])
         sys.stdout.flush()
         return status
     except InputError as error:

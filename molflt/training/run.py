@@ -32,7 +32,7 @@ from molflt.config import Config
 from molflt.domain import measure_domain
 from molflt.errors import InputError
 from molflt.run_folder import check_run_folder, prepare_run_folder
-from molflt.training.data import check_labels, measure_statistics
+from molflt.training.data import check_labels, fit_references, measure_statistics, warn_of_total_energies
 from molflt.training.loaders import build_loader, prepared_samples
 from molflt.training.memory import OutOfMemoryReport
 from molflt.training.metrics_csv import MetricsCsv
@@ -128,9 +128,11 @@ def _prepare(config: Config) -> tuple[RelaxedEnergyTraining, DataLoader, list[Da
     data = config.data
     train_set = prepared_samples(config, data.train_split)
     val_sets = [prepared_samples(config, split) for split in data.val_splits]
+    references = fit_references(train_set, data.train_split) if data.element_references else None
     statistics = measure_statistics(
-        train_set, data.train_split, with_delta_pos=any(config.optim.delta_pos_weight)
+        train_set, data.train_split, any(config.optim.delta_pos_weight), references
     )
+    warn_of_total_energies(statistics.energy_mean, data.train_split)
     splits = {data.train_split: statistics.num_systems}
     for split, val_set in zip(data.val_splits, val_sets, strict=True):
         splits[split] = check_labels(val_set, split)
@@ -144,8 +146,9 @@ def _prepare(config: Config) -> tuple[RelaxedEnergyTraining, DataLoader, list[Da
         delta_pos_std=statistics.delta_pos_std,
     )
     model = model_from_config(config)
-    model.energy_mean.fill_(statistics.energy_mean)
-    model.energy_std.fill_(statistics.energy_std)
+    model.element_references = references
+    model.energy_mean.fill_(statistics.energy_mean if data.energy_mean is None else data.energy_mean)
+    model.energy_std.fill_(data.energy_std or statistics.energy_std)
     model.delta_pos_std.fill_(statistics.delta_pos_std)
     module = RelaxedEnergyTraining(config, model, metadata)
     return (
