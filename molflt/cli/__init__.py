@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from molflt.cli import bench, data, evaluate, leaderboard, predict, train
+from molflt.cli import bench, config, data, evaluate, leaderboard, predict, train
 from molflt.cli.shared import BAD_INPUT, INTERRUPTED, OK, Parser, one_line_warnings, print_error
 from molflt.errors import InputError
 
@@ -71,10 +71,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--debug", action="store_true", help="show the traceback of an error; any subcommand takes it"
     )
-    # Only a subcommand with settings of a configuration (train) looks at words that no parser knows.
+    # Only a subcommand that takes the settings of a configuration looks at words that no parser knows.
     parser.set_defaults(takes_settings=False)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (train, evaluate, predict, leaderboard, data, bench):
+    for command in (train, evaluate, predict, leaderboard, data, config, bench):
         command.add_parser(commands)
     return parser
 
