@@ -120,10 +120,11 @@ def build_loader(
 def system_sizes(samples: Sequence[Data], config: DataConfig) -> np.ndarray:
     """What the budget of a batch counts, for each system: its atoms, or the edges of its graph.
 
-    Atoms are known from the data set's side index; edges depend on the radius and are counted sample by
-    sample. Zeros where batches have no budget.
+    Of a data set that is not in memory both come from its side indices. Zeros where batches have no budget.
     """
     if config.max_edges is not None:
+        if isinstance(samples, OC20IS2RE):
+            return samples.edge_counts(f"radius {config.radius} max_neighbors {config.max_neighbors}").numpy()
         return np.array([samples[index]["edge_index"].shape[1] for index in range(len(samples))])
     if config.max_atoms is None:
         return np.zeros(len(samples), dtype=np.int64)

@@ -65,18 +65,20 @@ def test_replicas_read_every_system_once(loaded):
 
 
 def test_budgets_count_the_atoms_and_edges_of_prepared_samples(tiny_config, tmp_path):
-    """Atoms come from the side index or from samples in memory; edges are those of the graph in use."""
+    """From the side indices or from samples in memory alike; edges are those of the graph in use."""
     for cache in (0, 1):
         config = tiny_config(tmp_path, **{"training.cache_gib": cache, "data.max_atoms": 40})
         samples = prepared_samples(config, "train")
         assert isinstance(samples, OC20IS2RE) == (cache == 0)
         assert system_sizes(samples, config.data).tolist() == [5, 7, 11, 13, 17, 5, 7, 11, 13, 17, 5]
-    config = tiny_config(tmp_path, **{"data.max_edges": 800, "data.radius": 5.0})
-    counted = system_sizes(prepared_samples(config, "val_b"), config.data)
-    graph = RadiusGraph(5.0)
-    expected = [graph(sample).edge_index.shape[1] for sample in OC20IS2RE(config.data.root, "val_b")]
-    assert counted.tolist() == expected
-    assert len(set(expected)) == 5
+        edges = tiny_config(
+            tmp_path, **{"training.cache_gib": cache, "data.max_edges": 800, "data.radius": 5.0}
+        )
+        counted = system_sizes(prepared_samples(edges, "val_b"), edges.data)
+        graph = RadiusGraph(5.0)
+        expected = [graph(sample).edge_index.shape[1] for sample in OC20IS2RE(edges.data.root, "val_b")]
+        assert counted.tolist() == expected
+        assert len(set(expected)) == 5
 
 
 @pytest.mark.parametrize("training", [True, False])
