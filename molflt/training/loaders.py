@@ -73,7 +73,6 @@ def build_loader(
     training: bool,
     num_replicas: int = 1,
     rank: int = 0,
-    pin_memory: bool = False,
 ) -> DataLoader:
     """The batches of one process, for training or validation; its `batch_sampler` is a `SystemBatchSampler`.
 
@@ -83,7 +82,6 @@ def build_loader(
         training: shuffle, augment, and keep the replicas in step.
         num_replicas: processes that share the split.
         rank: number of this one.
-        pin_memory: for faster copies to a GPU.
 
     Warns (`InputWarning`, on rank 0) where systems are larger than the budget.
     """
@@ -111,7 +109,8 @@ def build_loader(
         batch_sampler=sampler,
         num_workers=data.num_workers,
         persistent_workers=data.num_workers > 0,
-        pin_memory=pin_memory,
+        # Copies from pinned memory to a GPU are faster.
+        pin_memory=config.training.accelerator != "cpu" and torch.cuda.is_available(),
         # For the workers' own seeds, which would else advance torch's global random state.
         generator=torch.Generator().manual_seed(config.seed),
     )
