@@ -20,7 +20,7 @@ from molflt.build import build_augmentation, build_dataset
 from molflt.config import Config, DataConfig
 from molflt.data.batching import SystemBatchSampler, describe_oversized
 from molflt.data.datasets import OC20IS2RE
-from molflt.errors import InputWarning
+from molflt.errors import InputError, InputWarning
 from molflt.training.data import cached
 
 
@@ -83,9 +83,16 @@ def build_loader(
         num_replicas: processes that share the split.
         rank: number of this one.
 
-    Warns (`InputWarning`, on rank 0) where systems are larger than the budget.
+    Raises `InputError` where there are no relaxed positions to interpolate to. Warns (`InputWarning`, on rank
+    0) where systems are larger than the budget.
     """
     data = config.data
+    # The records of a data set have the same fields, so the first one tells.
+    if training and data.interpolate_fraction and samples[0].get("pos_relaxed") is None:
+        raise InputError(
+            f"split {data.train_split!r} has no pos_relaxed to interpolate to; "
+            "set data.interpolate_fraction to 0"
+        )
     sizes = system_sizes(samples, data)
     budget = data.max_atoms or data.max_edges
     if budget and rank == 0:

@@ -9,7 +9,7 @@ from molflt.data.datasets import OC20IS2RE
 from molflt.data.graphs import minimum_image
 from molflt.data.lmdb import write_lmdb
 from molflt.data.transforms import RadiusGraph
-from molflt.errors import InputWarning
+from molflt.errors import InputError, InputWarning
 from molflt.training.loaders import build_loader, prepared_samples, system_sizes
 
 AUGMENTED = {"data.interpolate_fraction": 0.5, "data.noise_std": 0.1, "data.random_rotation": "any"}
@@ -168,12 +168,13 @@ def test_rotation_about_z_keeps_the_vertical_and_turns_the_rest(tiny_config, tmp
 
 
 def test_samples_without_relaxed_positions_can_not_be_interpolated(tiny_config, toy_root, tmp_path):
-    """The transform's own error names the system."""
+    """The error names the split and the setting, before the first batch."""
     records = [sample.to_dict() for sample in OC20IS2RE(toy_root, "val_b")]
     for record in records:
         del record["pos_relaxed"]
     write_lmdb(tmp_path / "train" / "data.lmdb", records)
     config = tiny_config(tmp_path, **{"data.root": tmp_path, "data.interpolate_fraction": 1.0})
-    loader = build_loader(prepared_samples(config, "train"), config, training=True)
-    with pytest.raises(ValueError, match=r"structure sid 12\d\d has no pos_relaxed to interpolate to"):
-        next(iter(loader))
+    samples = prepared_samples(config, "train")
+    with pytest.raises(InputError, match=r"'train' has no pos_relaxed.*set data\.interpolate_fraction to 0"):
+        build_loader(samples, config, training=True)
+    assert len(build_loader(samples, config, training=False)) == 2
