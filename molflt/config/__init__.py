@@ -5,6 +5,7 @@ from molflt.config.files import (
     config_from_dict,
     config_keys,
     config_to_dict,
+    config_to_yaml,
     load_config,
     save_config,
 )
@@ -16,6 +17,8 @@ from molflt.config.sections import (
     DataConfig,
     ModelConfig,
     OptimConfig,
+    Precision,
+    Schedule,
     TrainingConfig,
 )
 
@@ -26,11 +29,14 @@ __all__ = [
     "DataConfig",
     "ModelConfig",
     "OptimConfig",
+    "Precision",
+    "Schedule",
     "TrainingConfig",
     "add_config_arguments",
     "config_from_dict",
     "config_keys",
     "config_to_dict",
+    "config_to_yaml",
     "load_config",
     "save_config",
     "validate",

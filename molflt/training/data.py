@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from torch_geometric.data import Data
 
-from molflt.data.transforms import InterpolateNoise, RandomRotation
-from molflt.errors import InputError
+from molflt.errors import InputError, InputWarning
+from molflt.models.references import ReferenceFit
 
-
-def is_random(transform: object) -> bool:
-    """Whether a transform, or one in a composition, augments: gives another sample at each reading."""
-    steps = getattr(transform, "transforms", [transform])
-    return any(isinstance(step, (RandomRotation, InterpolateNoise)) for step in steps)
+TOTAL_ENERGY_BELOW = -50.0
+"""eV per system."""
+COARSE_LABEL = 0.002
+"""eV; a tenth of the error that OC20's EwT allows."""
 
 
 def cached(dataset: Sequence[Data], limit_bytes: float, probe: int = 32) -> Sequence[Data]:
     """The samples in memory, as read and transformed, or the dataset where they would exceed `limit_bytes`.
 
     From memory an epoch neither reads files nor builds graphs. The size is estimated from `probe` samples
-    spread over the dataset. Only for samples that are the same each time they are read (not `is_random`).
+    spread over the dataset. For samples that are the same each time they are read.
     """
     count = len(dataset)
     if count == 0 or limit_bytes <= 0:
@@ -49,18 +51,21 @@ class SplitStatistics:
     num_atoms_range: list[int]
     """Atoms of the smallest and the largest system."""
     energy_mean: float
-    """Mean of y_relaxed, eV."""
+    """Mean of y_relaxed less its element references, eV."""
     energy_std: float
-    """Standard deviation of y_relaxed over the split, eV; 1 where all are equal."""
+    """Standard deviation of the same over the split, eV; 1 where all are equal."""
     delta_pos_std: float
     """Root mean square of Δpos' components over free atoms, Å; 1 where nothing moves or is known to."""
 
 
-def measure_statistics(samples: Iterable[Data], split: str, with_delta_pos: bool) -> SplitStatistics:
+def measure_statistics(
+    samples: Iterable[Data], split: str, with_delta_pos: bool, references: Tensor | None = None
+) -> SplitStatistics:
     """Measure a split in one pass, in float64 (energies by Welford's update).
 
     samples carry `y_relaxed`, `atomic_numbers` and, if `with_delta_pos`, `delta_pos`; those without `fixed`
-    count as free throughout. Raises `InputError` for an empty split, a missing or non-finite label.
+    count as free throughout. From y_relaxed the element `references` [119], eV, are taken away first. Raises
+    `InputError` for an empty split, a missing or non-finite label.
     """
     count, mean, squares = 0, 0.0, 0.0
     elements: set[int] = set()
@@ -68,6 +73,8 @@ def measure_statistics(samples: Iterable[Data], split: str, with_delta_pos: bool
     shift_squares, shift_count = 0.0, 0
     for sample in samples:
         energy = _label(sample, split)
+        if references is not None:
+            energy -= float(references[sample.atomic_numbers].sum())
         count += 1
         step = energy - mean
         mean += step / count
@@ -89,6 +96,46 @@ def measure_statistics(samples: Iterable[Data], split: str, with_delta_pos: bool
         energy_std=math.sqrt(squares / count) or 1.0,
         delta_pos_std=math.sqrt(shift_squares / shift_count) or 1.0 if shift_count else 1.0,
     )
+
+
+def fit_references(samples: Iterable[Data], split: str) -> Tensor:
+    """Energies per element [119], eV, that explain the split's targets best (`ReferenceFit`).
+
+    Raises `InputError` for an empty split, a missing or non-finite label. Warns (`InputWarning`) where
+    targets are so large that their float32 is coarse.
+    """
+    fit, count, largest = ReferenceFit(), 0, 0.0
+    for sample in samples:
+        energy = _label(sample, split)
+        fit.add(sample.atomic_numbers, energy)
+        largest = max(largest, abs(energy))
+        count += 1
+    if count == 0:
+        raise InputError(f"split {split!r} is empty; training needs at least one system in it")
+    spacing = float(np.spacing(np.float32(largest)))
+    if spacing > COARSE_LABEL:
+        _warn(
+            f"targets of split {split!r} reach {largest:.0f} eV, where the data's float32 has steps of "
+            f"{spacing:.2g} eV; subtract an energy per element before writing the data set"
+        )
+    return fit.solve()
+
+
+def warn_of_total_energies(energy_mean: float, split: str) -> None:
+    """An `InputWarning` where the mean of the targets, eV, is far below any adsorption energy."""
+    if energy_mean < TOTAL_ENERGY_BELOW:
+        _warn(
+            f"the targets of split {split!r} are {energy_mean:.1f} eV per system on average: these look like "
+            "total energies, and relaxed-energy models are meant for adsorption energies, E(slab with "
+            "adsorbate) - E(slab) - E(adsorbate in the gas), a few eV each; train on those, or add "
+            "--data.element_references true, which fits an energy per element, trains on what is left and "
+            "predicts total energies"
+        )
+
+
+@rank_zero_only
+def _warn(text: str) -> None:
+    warnings.warn(text, InputWarning, stacklevel=4)
 
 
 def check_labels(samples: Iterable[Data], split: str) -> int:

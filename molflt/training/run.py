@@ -6,11 +6,11 @@ import logging
 import math
 import signal
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from lightning.fabric.utilities.warnings import PossibleUserWarning
@@ -19,10 +19,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
-from molflt.build import build_dataset
 from molflt.checkpoint import (
     CheckpointMetadata,
     load_checkpoint,
@@ -34,9 +32,12 @@ from molflt.config import Config
 from molflt.domain import measure_domain
 from molflt.errors import InputError
 from molflt.run_folder import check_run_folder, prepare_run_folder
-from molflt.training.data import cached, check_labels, is_random, measure_statistics
+from molflt.training.data import check_labels, fit_references, measure_statistics, warn_of_total_energies
+from molflt.training.loaders import build_loader, prepared_samples
+from molflt.training.memory import OutOfMemoryReport
 from molflt.training.metrics_csv import MetricsCsv
 from molflt.training.module import RelaxedEnergyTraining, metric_names
+from molflt.training.precision import lightning_precision
 from molflt.training.progress import TrainingProgress
 
 
@@ -65,14 +66,17 @@ def train(config: Config, *, overwrite: bool = False, progress: bool = True) -> 
     output = Path(config.training.output)
     check_run_folder(output, overwrite)
     accelerator = _accelerator(config)
+    precision = lightning_precision(config.training.precision, accelerator)
     with isolate_rng(), quiet_libraries():
         seed_everything(config.seed, workers=True, verbose=False)
         module, train_loader, val_loaders = _prepare(config)
         prepare_run_folder(output, config)
         best, last = _checkpoint_callbacks(config, output)
-        callbacks = [LastEpochValidation(), *([TrainingProgress()] if progress else []), best, last]
-        trainer = _trainer(config, accelerator, output, callbacks)
-        _fit(trainer, module, train_loader, val_loaders)
+        memory = OutOfMemoryReport(config.data)
+        callbacks = [LastEpochValidation(), *([TrainingProgress()] if progress else []), memory, best, last]
+        trainer = _trainer(config, accelerator, precision, output, callbacks)
+        with memory.told():
+            _fit(trainer, module, train_loader, val_loaders)
         if trainer.is_global_zero:
             paths = {best.best_model_path, last.best_model_path}
             _describe_domain(config, paths, trainer.strategy.root_device)
@@ -122,11 +126,13 @@ def quiet_libraries() -> Iterator[None]:
 def _prepare(config: Config) -> tuple[RelaxedEnergyTraining, DataLoader, list[DataLoader]]:
     """The network with the scales of its data, and the loaders, all of it read and checked."""
     data = config.data
-    train_set = _open_split(config, data.train_split, training=True)
-    val_sets = [_open_split(config, split, training=False) for split in data.val_splits]
+    train_set = prepared_samples(config, data.train_split)
+    val_sets = [prepared_samples(config, split) for split in data.val_splits]
+    references = fit_references(train_set, data.train_split) if data.element_references else None
     statistics = measure_statistics(
-        train_set, data.train_split, with_delta_pos=any(config.optim.delta_pos_weight)
+        train_set, data.train_split, any(config.optim.delta_pos_weight), references
     )
+    warn_of_total_energies(statistics.energy_mean, data.train_split)
     splits = {data.train_split: statistics.num_systems}
     for split, val_set in zip(data.val_splits, val_sets, strict=True):
         splits[split] = check_labels(val_set, split)
@@ -140,41 +146,24 @@ def _prepare(config: Config) -> tuple[RelaxedEnergyTraining, DataLoader, list[Da
         delta_pos_std=statistics.delta_pos_std,
     )
     model = model_from_config(config)
-    model.energy_mean.fill_(statistics.energy_mean)
-    model.energy_std.fill_(statistics.energy_std)
+    model.element_references = references
+    model.energy_mean.fill_(statistics.energy_mean if data.energy_mean is None else data.energy_mean)
+    model.energy_std.fill_(data.energy_std or statistics.energy_std)
     model.delta_pos_std.fill_(statistics.delta_pos_std)
     module = RelaxedEnergyTraining(config, model, metadata)
     return (
         module,
-        _loader(train_set, config, shuffle=True),
-        [_loader(val_set, config) for val_set in val_sets],
+        build_loader(train_set, config, training=True),
+        [build_loader(val_set, config, training=False) for val_set in val_sets],
     )
-
-
-def _open_split(config: Config, split: str, training: bool) -> Sequence[Data]:
-    dataset = build_dataset(config.data, split, training)
-    # A PyG data set is a sequence in all but the type.
-    samples = cast("Sequence[Data]", dataset)
-    return samples if is_random(dataset.transform) else cached(samples, config.training.cache_gib * 2**30)
 
 
 def _describe_domain(config: Config, paths: Iterable[str], device: torch.device) -> None:
     """Store in checkpoint files where the training systems lie for their weights."""
-    samples = _open_split(config, config.data.train_split, training=False)
+    samples = prepared_samples(config, config.data.train_split)
     for path in paths:
         domain = measure_domain(load_checkpoint(path).model.to(device), samples, config.data.batch_size)
         update_metadata(path, domain=domain.to_dict())
-
-
-def _loader(samples: Sequence[Data], config: Config, shuffle: bool = False) -> DataLoader:
-    return DataLoader(
-        samples,
-        batch_size=config.data.batch_size,
-        shuffle=shuffle,
-        num_workers=config.data.num_workers,
-        persistent_workers=config.data.num_workers > 0,
-        generator=torch.Generator().manual_seed(config.seed),
-    )
 
 
 def _checkpoint_callbacks(config: Config, output: Path) -> tuple[ModelCheckpoint, ModelCheckpoint]:
@@ -199,13 +188,16 @@ def _accelerator(config: Config) -> str:
     return accelerator
 
 
-def _trainer(config: Config, accelerator: str, output: Path, callbacks: list[Callback]) -> Trainer:
+def _trainer(
+    config: Config, accelerator: str, precision: Any, output: Path, callbacks: list[Callback]
+) -> Trainer:
     clip = config.optim.grad_clip
     return Trainer(
         accelerator=accelerator,
         devices=1,
         max_epochs=config.training.epochs,
         check_val_every_n_epoch=config.training.validate_every,
+        precision=precision,
         gradient_clip_val=clip if clip < math.inf else None,
         logger=[
             MetricsCsv(output / "metrics.csv", metric_names(config)),
