@@ -8,7 +8,8 @@ initialisation, be forgotten within a short run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch.nn import Parameter
@@ -42,3 +43,15 @@ class WeightAverage:
             parameter.copy_(other)
             other.copy_(value)
         self.exchanged = not self.exchanged
+
+    def state(self) -> dict[str, Any]:
+        """Number of updates and the average's tensors, to go on from."""
+        assert not self.exchanged, "the parameters hold the average itself"
+        return {"num_updates": self.num_updates, "values": [value.clone() for value in self._other]}
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave."""
+        self.num_updates = state["num_updates"]
+        for value, saved in zip(self._other, state["values"], strict=True):
+            value.copy_(saved)

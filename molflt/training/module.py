@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.nn import ModuleList
 from torch_geometric.data import Data
-from torchmetrics import MeanMetric
+from torchmetrics import MeanMetric, Metric
 
 from molflt.checkpoint import CheckpointMetadata, checkpoint_section
 from molflt.config import Config
@@ -21,6 +22,7 @@ from molflt.models.graphormer3d import Graphormer3D
 from molflt.nn.frequencies import resample_
 from molflt.training.averaging import WeightAverage
 from molflt.training.objective import delta_pos_loss, energy_loss, learning_rate_factor, linear_weight
+from molflt.training.seeds import redraw_generator, seed_step
 
 
 def metric_names(config: Config) -> list[str]:
@@ -53,6 +55,7 @@ class RelaxedEnergyTraining(LightningModule):
         self._epoch_start = 0.0
         self.validated = False
         self._total_steps = 1
+        self._resumed: Mapping[str, Any] | None = None
 
     def configure_optimizers(self) -> Any:
         optim = self.config.optim
@@ -70,6 +73,49 @@ class RelaxedEnergyTraining(LightningModule):
         # Not before, as the weights have just moved to their device.
         if decay := self.config.optim.ema_decay:
             self.average = WeightAverage(self.model.parameters(), decay)
+        if self._resumed is not None:
+            self._take_up(self._resumed)
+            self._resumed = None
+
+    def training_state(self) -> dict[str, Any]:
+        """What the steps to come depend on beyond weights and optimiser, in plain values and tensors.
+
+        Sums of the epoch's metrics are over all ranks, so all ranks call this at the same time.
+        """
+        sums = {}
+        for name, metric in self._train_metrics().items():
+            metric.sync()
+            states = metric.metric_state.items()
+            sums[name] = {key: value.clone() for key, value in states if isinstance(value, Tensor)}
+            if metric._is_synced:
+                metric.unsync()
+        return {
+            "average": None if self.average is None else self.average.state(),
+            "metrics": sums,
+            "val_metrics": dict(self.val_metrics),
+            "seconds": time.perf_counter() - self._epoch_start,
+        }
+
+    def load_training_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `training_state` gave, once training starts."""
+        self._resumed = state
+
+    def _take_up(self, state: Mapping[str, Any]) -> None:
+        if self.average is not None and state["average"] is not None:
+            self.average.load_state(state["average"])
+        if self.global_rank == 0:
+            for name, metric in self._train_metrics().items():
+                for key, value in state["metrics"][name].items():
+                    setattr(metric, key, value.to(self.device))
+        self.val_metrics = dict(state["val_metrics"])
+        self._epoch_start = time.perf_counter() - state["seconds"]
+
+    def _train_metrics(self) -> dict[str, Metric]:
+        return {
+            "energy_mae": self.train_mae,
+            "loss": self.train_loss,
+            "delta_pos_mae": self.train_delta_pos_mae,
+        }
 
     @property
     def train_mae_so_far(self) -> float:
@@ -81,11 +127,10 @@ class RelaxedEnergyTraining(LightningModule):
         self.validated = False
 
     def on_train_batch_start(self, batch: Data, batch_idx: int) -> None:
-        every = self.config.training.redraw_every
-        if every and self.global_step and self.global_step % every == 0:
-            # The seed holds the step, so that all ranks and a resumed run draw the same.
-            generator = torch.Generator().manual_seed((self.config.seed << 32) + self.global_step)
-            resample_(self.model, generator)
+        seed, step, every = self.config.seed, self.global_step, self.config.training.redraw_every
+        if every and step and step % every == 0:
+            resample_(self.model, redraw_generator(seed, step))
+        seed_step(seed, self.global_rank, step)
 
     def training_step(self, batch: Data, batch_idx: int) -> Tensor:
         energy, delta_pos = self.model(batch)
@@ -164,9 +209,9 @@ class RelaxedEnergyTraining(LightningModule):
             "train/energy_mae": float(self.train_mae.compute()),
             "seconds": seconds,
         }
-        if self.train_delta_pos_mae.update_called:
+        if any(self.config.optim.delta_pos_weight):
             row["train/delta_pos_mae"] = float(self.train_delta_pos_mae.compute())
-        for metric in (self.train_loss, self.train_mae, self.train_delta_pos_mae):
+        for metric in self._train_metrics().values():
             metric.reset()
         if self.validated:
             row |= self.val_metrics
@@ -174,6 +219,9 @@ class RelaxedEnergyTraining(LightningModule):
             logger.log_metrics({"epoch": self.current_epoch + 1, **row}, step=self.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if "optimizer_states" in checkpoint:
+            # A state to continue from, which has the weights and their average; it is not for predicting.
+            return
         if self.average is not None and not self.average.exchanged:
             self.average.exchange()
             checkpoint["state_dict"] = {name: value.clone() for name, value in self.state_dict().items()}

@@ -12,7 +12,7 @@ from molflt.data.datasets import OC20IS2RE
 from molflt.data.lmdb import write_lmdb
 from molflt.errors import InputError
 from molflt.evaluation import evaluate
-from molflt.training import RelaxedEnergyTraining, run, train
+from molflt.training import RelaxedEnergyTraining, train, trainer
 
 
 def rows_of(output):
@@ -32,8 +32,13 @@ def test_a_run_folder_holds_configuration_metrics_checkpoints_and_events(finishe
         "config.yaml",
         "metrics.csv",
         "tensorboard",
+        "versions.json",
     ]
-    assert sorted(path.name for path in (output / "checkpoints").iterdir()) == ["best.ckpt", "last.ckpt"]
+    assert sorted(path.name for path in (output / "checkpoints").iterdir()) == [
+        "best.ckpt",
+        "last.ckpt",
+        "resume.ckpt",
+    ]
     assert len(list((output / "tensorboard").glob("events.*"))) == 1
     assert load_config(output / "config.yaml") == tiny_config(output)
 
@@ -74,7 +79,7 @@ def test_saved_weights_are_the_average_of_the_trained_ones(tiny_config, tmp_path
                 states.append({name: value.clone() for name, value in content["state_dict"].items()})
             write_atomically(content, path)
 
-        monkeypatch.setattr(run, "write_atomically", record)
+        monkeypatch.setattr(trainer, "write_atomically", record)
         config = tiny_config(
             tmp_path / str(decay),
             **{"data.batch_size": 11, "data.val_splits": "[val_b]", "optim.ema_decay": decay},
