@@ -173,8 +173,22 @@ INVALID = {
     "training.validate_every": 0,
     "training.cache_gib": -1.0,
     "optim.ema_decay": 1.0,
+    "training.checkpoint_every": -1,
+    "training.devices": 0,
+    "training.num_nodes": 0,
+    "training.init_from": "",
+    "training.init_skip": ["energy_head.*"],
+    "training.wandb": " ",
 }
-FREE = {"model.attention.kind", "model.attention.share_rpe", "training.accelerator", "data.energy_meaning"}
+FREE = {
+    "model.attention.kind",
+    "model.attention.share_rpe",
+    "training.accelerator",
+    "data.energy_meaning",
+    "training.on_nonfinite",
+    "training.strategy",
+    "training.tensorboard",
+}
 
 
 def nested(key: str, value: object) -> dict:

@@ -75,7 +75,7 @@ def test_saved_weights_are_the_average_of_the_trained_ones(tiny_config, tmp_path
     for decay, states in saved.items():
 
         def record(content, path, states=states):
-            if path.endswith("last.ckpt"):
+            if str(path).endswith("last.ckpt"):
                 states.append({name: value.clone() for name, value in content["state_dict"].items()})
             write_atomically(content, path)
 
