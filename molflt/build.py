@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import nn
+from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform, Compose
 
 from molflt.config import AttentionConfig, DataConfig, ModelConfig
 from molflt.data.datasets import OC20IS2RE
-from molflt.data.transforms import DeltaPos, RadiusGraph
+from molflt.data.transforms import DeltaPos, InterpolateNoise, RadiusGraph, RandomRotation
 from molflt.models.embeddings import AtomEmbedding
 from molflt.models.encoder import Encoder, EncoderLayer
 from molflt.models.graphormer3d import Graphormer3D
@@ -52,11 +54,32 @@ def build_transform(config: DataConfig, training: bool) -> BaseTransform:
     """What prepares a stored structure for the model: its radius graph, and Δpos where it is labelled.
 
     Args:
-        config: radius and cap of the graph.
-        training: for the training split; the same as for any other as long as nothing is augmented.
+        config: radius and cap of the graph, and the augmentation.
+        training: also augment, from torch's global random state.
     """
-    del training
-    return Compose([RadiusGraph(config.radius, config.max_neighbors), DeltaPos()])
+    augmentation = build_augmentation(config) if training else []
+    return Compose([RadiusGraph(config.radius, config.max_neighbors), DeltaPos(), *augmentation])
+
+
+def build_augmentation(
+    config: DataConfig, generator: torch.Generator | None = None
+) -> list[Callable[[Data], Data]]:
+    """What changes a prepared training structure at random; empty where nothing is configured.
+
+    Args:
+        config: shares and scales.
+        generator: source of randomness; None uses torch's global one.
+    """
+    steps: list[Callable[[Data], Data]] = []
+    if config.interpolate_fraction:
+        # The atoms move, so the graph is made anew.
+        steps += [
+            InterpolateNoise(config.interpolate_fraction, config.noise_std, generator),
+            RadiusGraph(config.radius, config.max_neighbors),
+        ]
+    if config.random_rotation != "none":
+        steps.append(RandomRotation(config.random_rotation == "z", generator))
+    return steps
 
 
 def build_dataset(config: DataConfig, split: str | None, training: bool = False) -> OC20IS2RE:

@@ -123,6 +123,7 @@ def test_abbreviated_option_is_not_guessed(yaml_file):
         ("data: {root: 3}", "data.root", "3"),
         ("optim: {betas: [0.9]}", "optim.betas", "0.9"),
         ("model: {attention: {kind: linear}}", "model.attention.kind", "linear"),
+        ("training: {precision: 64}", "training.precision", "64"),
         ("optim: 3", "optim", "3"),
         ("[1, 2]", "the configuration", "[1, 2]"),
         ("data: {batch_size: }", "data.batch_size", "no value"),
@@ -179,8 +180,20 @@ INVALID = {
     "training.init_from": "",
     "training.init_skip": ["energy_head.*"],
     "training.wandb": " ",
+    "data.max_atoms": 0,
+    "data.max_edges": 0,
+    "data.interpolate_fraction": 1.5,
+    "data.noise_std": -0.1,
+    "data.energy_mean": float("inf"),
+    "data.energy_std": 0.0,
+    "optim.power": 0.0,
 }
 FREE = {
+    "data.random_rotation",
+    "data.element_references",
+    "optim.optimizer",
+    "optim.schedule",
+    "training.precision",
     "model.attention.kind",
     "model.attention.share_rpe",
     "training.accelerator",
@@ -207,6 +220,16 @@ def test_value_out_of_range_is_refused_naming_key_and_value(key, value):
 
 def test_every_setting_has_a_refused_value_above():
     assert {key for key, _, _ in config_keys()} == INVALID.keys() | FREE
+
+
+def test_only_one_budget_fills_batches():
+    with pytest.raises(InputError, match=r"data\.max_edges must be null where data\.max_atoms is set, got 7"):
+        config_from_dict({"data": {"max_atoms": 5, "max_edges": 7}})
+
+
+def test_precision_is_given_as_a_number_or_a_name():
+    assert config_from_dict({}, overrides=["--training.precision", "32"]).training.precision == 32
+    assert config_from_dict({"training": {"precision": "bf16"}}).training.precision == "bf16"
 
 
 @pytest.mark.parametrize("value", [".nan", ".inf"])
@@ -259,7 +282,7 @@ def test_every_setting_is_documented_and_offered_as_an_option():
     for key, _, doc in config_keys():
         assert f"--{key}" in text
         assert len(doc) > 10
-    assert "Peak learning rate of AdamW." in text
+    assert "Peak learning rate." in text
 
 
 def test_reading_a_configuration_imports_no_torch(yaml_file):

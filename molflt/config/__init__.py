@@ -16,6 +16,8 @@ from molflt.config.sections import (
     DataConfig,
     ModelConfig,
     OptimConfig,
+    Precision,
+    Schedule,
     TrainingConfig,
 )
 
@@ -26,6 +28,8 @@ __all__ = [
     "DataConfig",
     "ModelConfig",
     "OptimConfig",
+    "Precision",
+    "Schedule",
     "TrainingConfig",
     "add_config_arguments",
     "config_from_dict",

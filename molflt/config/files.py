@@ -136,7 +136,7 @@ def _check_keys(values: Any, cls: type = Config, prefix: str = "") -> None:
     for name, value in values.items():
         key = f"{prefix}{name}"
         if name not in hints:
-            raise InputError(_unknown(key))
+            raise InputError(_unknown(key, section=isinstance(value, Mapping)))
         if is_dataclass(hints[name]):
             _check_keys(value, hints[name], f"{key}.")
         elif value is None and type(None) not in getattr(hints[name], "__args__", ()):
@@ -151,15 +151,15 @@ def _check_overrides(overrides: Sequence[str]) -> None:
             raise InputError(_unknown(key, option="--"))
 
 
-def _unknown(key: str, option: str = "") -> str:
+def _unknown(key: str, option: str = "", section: bool = False) -> str:
     def likeness(candidate: str) -> float:
         last, candidate_last = key.rpartition(".")[2], candidate.rpartition(".")[2]
         whole = difflib.SequenceMatcher(None, key, candidate).ratio()
         return max(whole, difflib.SequenceMatcher(None, last, candidate_last).ratio())
 
     known = [known for known, _, _ in config_keys()]
-    sections = {known.rpartition(".")[0] for known in known} - {""}
-    nearest = max([*known, *(sections if not option else ())], key=likeness)
+    sections = sorted({known.rpartition(".")[0] for known in known} - {""})
+    nearest = max(sections if section else known if option else [*known, *sections], key=likeness)
     return f"unknown key {option}{key}; the nearest valid one is {option}{nearest}"
 
 

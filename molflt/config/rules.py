@@ -41,6 +41,15 @@ def _data_rules(data: DataConfig) -> Iterator[Rule]:
     yield "data.max_neighbors", cap is None or cap >= 1, "null or at least 1"
     yield "data.batch_size", data.batch_size >= 1, "at least 1"
     yield "data.num_workers", data.num_workers >= 0, "at least 0"
+    atoms, edges = data.max_atoms, data.max_edges
+    yield "data.max_atoms", atoms is None or atoms >= 1, "null or at least 1"
+    yield "data.max_edges", edges is None or edges >= 1, "null or at least 1"
+    yield "data.max_edges", atoms is None or edges is None, "null where data.max_atoms is set"
+    yield "data.interpolate_fraction", 0 <= data.interpolate_fraction <= 1, "in [0, 1]"
+    yield "data.noise_std", 0 <= data.noise_std < math.inf, "at least 0 Å and finite"
+    mean, std = data.energy_mean, data.energy_std
+    yield "data.energy_mean", mean is None or math.isfinite(mean), "null or finite"
+    yield "data.energy_std", std is None or 0 < std < math.inf, "null, or above 0 eV and finite"
 
 
 def _model_rules(model: ModelConfig) -> Iterator[Rule]:
@@ -69,6 +78,7 @@ def _optim_rules(optim: OptimConfig) -> Iterator[Rule]:
     weights = optim.delta_pos_weight
     yield "optim.delta_pos_weight", all(0 <= w < math.inf for w in weights), "two numbers >= 0"
     yield "optim.ema_decay", 0 <= optim.ema_decay < 1, "in [0, 1)"
+    yield "optim.power", 0 < optim.power < math.inf, "above 0 and finite"
 
 
 def _training_rules(training: TrainingConfig) -> Iterator[Rule]:

@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 AttentionKind = Literal["flt", "performer", "softmax"]
+Rotation = Literal["none", "z", "any"]
+Optimizer = Literal["adamw", "adam"]
+Schedule = Literal["cosine", "polynomial", "constant"]
+Precision = Literal[32, "bf16", "fp16"]
 
 
 @dataclass
@@ -32,6 +36,26 @@ class DataConfig:
     """Data-loader worker processes."""
     energy_meaning: str = "adsorption energy of the relaxed structure"
     """What the target `y_relaxed` is, in words; kept in checkpoints and shown with predictions."""
+    max_atoms: int | None = None
+    """Fills batches up to so many atoms, padding counted (systems x atoms of the largest), with systems of
+    like size, instead of `batch_size` systems; null does not."""
+    max_edges: int | None = None
+    """Fills batches up to so many edges of the neighbour graph (systems x edges of the largest), as
+    `max_atoms` does for atoms; at most one of the two is set."""
+    interpolate_fraction: float = 0.0
+    """Share of the training structures that start, anew each epoch, from a random point between initial
+    and relaxed positions plus noise; 0.5 is usual where there are relaxed positions."""
+    noise_std: float = 0.3
+    """Standard deviation per coordinate of that noise on free atoms, Å."""
+    random_rotation: Rotation = "none"
+    """Turns each training structure anew each epoch: `any` rotation, or about `z` only."""
+    energy_mean: float | None = None
+    """Mean by which targets are normalised, eV; null measures it on the training split."""
+    energy_std: float | None = None
+    """Standard deviation by which targets are normalised, eV; null measures it on the training split."""
+    element_references: bool = False
+    """For total energies as targets: fits an energy per element to the training split, trains on what is
+    left, and adds the elements' energies back in predictions."""
 
 
 @dataclass
@@ -82,11 +106,11 @@ class OptimConfig:
     """Loss and optimiser."""
 
     lr: float = 3e-4
-    """Peak learning rate of AdamW."""
+    """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.98)
-    """AdamW's moment decay rates."""
+    """Decay rates of the optimiser's two moments."""
     weight_decay: float = 1e-3
-    """AdamW's weight decay."""
+    """Weight decay: by AdamW apart from the gradient, by Adam as a part of it."""
     warmup_fraction: float = 0.05
     """Share of all steps over which the learning rate rises linearly from zero."""
     grad_clip: float = 5.0
@@ -97,6 +121,13 @@ class OptimConfig:
     ema_decay: float = 0.999
     """Decay per step of the exponential moving average of the weights, which is what is validated and
     saved; it rises to this value as (1 + step) / (10 + step). 0 uses the weights themselves."""
+    optimizer: Optimizer = "adamw"
+    """Adam with decoupled weight decay, or Adam as published."""
+    schedule: Schedule = "cosine"
+    """How the learning rate goes on after the warm-up: to zero along half a cosine or as
+    (1 - progress)^power, or not at all."""
+    power: float = 1.0
+    """Exponent of the polynomial schedule; 1 is linear, as Graphormer has it."""
 
 
 @dataclass
@@ -115,7 +146,10 @@ class TrainingConfig:
     """Where to compute; `auto` takes a CUDA GPU if there is one."""
     cache_gib: float = 1.0
     """Prepared samples of a split are kept in memory up to this size in GiB; 0 prepares them anew each
-    epoch, as random augmentation always does."""
+    epoch. Random augmentation changes copies of them."""
+    precision: Precision = 32
+    """Floating-point type of matrix products: `32` bits, or `bf16` or `fp16` by autocast, with attention
+    features, energies and weights in float32 all the same."""
     checkpoint_every: int = 0
     """Steps between states to continue from within an epoch; 0 saves one after each epoch only."""
     on_nonfinite: Literal["stop", "skip"] = "stop"

@@ -18,7 +18,7 @@ parts of what one process would take with a `num_replicas` times larger batch si
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -65,26 +65,23 @@ def lengths_by_budget(sizes: ArrayLike, budget: int) -> NDArray[np.int64]:
     return np.asarray(lengths, dtype=np.int64)
 
 
-def describe_oversized(
-    sids: Sequence[int], sizes: Sequence[int], budget: int, setting: str, unit: str
-) -> str | None:
+def describe_oversized(sizes: ArrayLike, budget: int, largest: str, setting: str, unit: str) -> str | None:
     """One line on the systems above a budget, which go alone; None where there are none.
 
     Args:
-        sids: the systems' ids, N.
-        sizes: their sizes, N.
+        sizes: of the systems, N.
         budget: of a batch.
-        setting: what sets the budget, for the reader.
+        largest: name of the largest system.
+        setting: what sets the budget.
         unit: of the sizes, in the plural.
     """
-    array = np.asarray(sizes)
-    above = int((array > budget).sum())
+    sizes = np.asarray(sizes)
+    above = int((sizes > budget).sum())
     if not above:
         return None
-    largest = int(array.argmax())
     return (
-        f"{above} of {len(array)} systems have more than {setting} = {budget} {unit} and make a batch each; "
-        f"the largest is sid {sids[largest]} with {array[largest]} {unit}"
+        f"{above} of {len(sizes)} systems have more than {setting} = {budget} {unit} and make a batch each; "
+        f"the largest, {largest}, has {sizes.max()}"
     )
 
 
@@ -169,12 +166,12 @@ class SystemBatchSampler(Sampler[list[Key]]):
         return whole + int(rest > (0 if self.shuffle else self.rank))
 
     def __iter__(self) -> Iterator[list[Key]]:
-        order, batches = self.plan()
+        epoch, (order, batches) = self.epoch, self.plan()
         for step in range(self.start_batch, len(self)):
             # Where no batch is left for this replica, it repeats one to keep step with the others.
             number = (step * self.num_replicas + self.rank) % len(batches)
             indices = order[slice(*batches[number])].tolist()
-            yield [(index, self.epoch) for index in indices] if self.with_epoch else indices
+            yield [(index, epoch) for index in indices] if self.with_epoch else indices
 
     def share(self, step: int) -> float:
         """Weight of this replica's batch number `step`, counted from 0, in the mean over its step's systems.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from molflt.data.graphs import edge_displacement
-from molflt.models.embeddings import AtomEmbedding, edge_geometry
+from molflt.models.embeddings import AtomEmbedding, EdgeGeometry, edge_geometry
 from molflt.models.encoder import Encoder
 from molflt.models.heads import DisplacementHead, EnergyHead
 from molflt.nn.packing import dense_layout
@@ -87,6 +87,19 @@ class Graphormer3D(nn.Module):
         pos_dense = layout.pack(centred(pos, graph, num_graphs))
         x = layout.unpack(self.encoder(layout.pack(x), pos_dense, layout.atom_mask))
 
+        # Half precision is for the encoder: errors of 0.4 % per atom would add up in the heads.
+        with torch.autocast(x.device.type, enabled=False):
+            return self._heads(x.to(pos.dtype), gaussians.to(pos.dtype), edges, tags, graph, num_graphs)
+
+    def _heads(
+        self,
+        x: Tensor,
+        gaussians: Tensor,
+        edges: EdgeGeometry,
+        tags: Tensor,
+        graph: Tensor,
+        num_graphs: int,
+    ) -> Graphormer3DOutput:
         energy = self.energy_head(x, tags, graph, num_graphs) * self.energy_std + self.energy_mean
         if self.displacement_head is None:
             return Graphormer3DOutput(energy, None)

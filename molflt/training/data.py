@@ -10,21 +10,14 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from molflt.data.transforms import InterpolateNoise, RandomRotation
 from molflt.errors import InputError
-
-
-def is_random(transform: object) -> bool:
-    """Whether a transform, or one in a composition, augments: gives another sample at each reading."""
-    steps = getattr(transform, "transforms", [transform])
-    return any(isinstance(step, (RandomRotation, InterpolateNoise)) for step in steps)
 
 
 def cached(dataset: Sequence[Data], limit_bytes: float, probe: int = 32) -> Sequence[Data]:
     """The samples in memory, as read and transformed, or the dataset where they would exceed `limit_bytes`.
 
     From memory an epoch neither reads files nor builds graphs. The size is estimated from `probe` samples
-    spread over the dataset. Only for samples that are the same each time they are read (not `is_random`).
+    spread over the dataset. For samples that are the same each time they are read.
     """
     count = len(dataset)
     if count == 0 or limit_bytes <= 0:

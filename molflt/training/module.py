@@ -21,7 +21,8 @@ from molflt.metrics import EnergyMAE, EnergyWithinThreshold
 from molflt.models.graphormer3d import Graphormer3D
 from molflt.nn.frequencies import resample_
 from molflt.training.averaging import WeightAverage
-from molflt.training.objective import delta_pos_loss, energy_loss, learning_rate_factor, linear_weight
+from molflt.training.objective import delta_pos_loss, energy_loss, linear_weight
+from molflt.training.optimizers import build_optimizer, build_schedule
 from molflt.training.seeds import redraw_generator, seed_step
 
 
@@ -59,14 +60,10 @@ class RelaxedEnergyTraining(LightningModule):
 
     def configure_optimizers(self) -> Any:
         optim = self.config.optim
-        total_steps = self._total_steps = int(self.trainer.estimated_stepping_batches)
-        warmup_steps = round(optim.warmup_fraction * total_steps)
-        optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay
-        )
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: learning_rate_factor(step, total_steps, warmup_steps)
-        )
+        self._total_steps = int(self.trainer.estimated_stepping_batches)
+        fused = self.config.training.precision == 32
+        optimizer = build_optimizer(self.model.parameters(), optim, fused)
+        schedule = build_schedule(optimizer, optim, self._total_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_train_start(self) -> None:

@@ -4,8 +4,8 @@
          + w mean_{i free, x} |d_ix - delta_pos_ix| / delta_pos_std
 
 `w` goes linearly from its first to its last value over training, as Graphormer-3D has it for IS2RE
-(Shi et al., arXiv 2203.04810); the learning rate rises linearly and falls with a cosine to zero
-(Loshchilov & Hutter, arXiv 1608.03983).
+(Shi et al., arXiv 2203.04810). The learning rate rises linearly and then falls to zero with a cosine
+(Loshchilov & Hutter, arXiv 1608.03983) or a power of what is left (linearly in Graphormer), or stays.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 
 from torch import Tensor
+
+from molflt.config import Schedule
 
 
 def energy_loss(energy: Tensor, target: Tensor, energy_std: Tensor) -> Tensor:
@@ -37,13 +39,20 @@ def linear_weight(step: int, total_steps: int, ends: tuple[float, float]) -> flo
     return first + (last - first) * min(step / max(total_steps - 1, 1), 1.0)
 
 
-def learning_rate_factor(step: int, total_steps: int, warmup_steps: int) -> float:
+def learning_rate_factor(
+    step: int, total_steps: int, warmup_steps: int, schedule: Schedule = "cosine", power: float = 1.0
+) -> float:
     """Share of the peak learning rate at optimiser step `step`, counted from 0.
 
-    Linear over the first `warmup_steps` (never zero: the first step has 1 / (warmup_steps + 1)), then half
-    a cosine that reaches zero at `total_steps`, one after the last.
+    Linear over the first `warmup_steps` (never zero: the first step has 1 / (warmup_steps + 1)), then, of the
+    share p of the remaining steps that is over, (1 + cos(pi p)) / 2, (1 - p)^power or 1. The first two reach
+    zero at `total_steps`, one after the last.
     """
     if step < warmup_steps:
         return (step + 1) / (warmup_steps + 1)
-    progress = (step - warmup_steps) / max(total_steps - warmup_steps, 1)
-    return 0.5 * (1.0 + math.cos(math.pi * min(progress, 1.0)))
+    progress = min((step - warmup_steps) / max(total_steps - warmup_steps, 1), 1.0)
+    if schedule == "constant":
+        return 1.0
+    return (
+        (1.0 - progress) ** power if schedule == "polynomial" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    )

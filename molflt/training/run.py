@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import torch
 from lightning.pytorch import Trainer, seed_everything
@@ -17,15 +16,17 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
-from molflt.build import build_dataset
 from molflt.checkpoint import CheckpointMetadata, load_checkpoint, model_from_config, update_metadata
 from molflt.config import Config, save_config
 from molflt.data.batching import SystemBatchSampler
 from molflt.domain import measure_domain
 from molflt.run_folder import check_run_folder, prepare_run_folder, write_text
-from molflt.training.data import cached, check_labels, is_random, measure_statistics
+from molflt.training.data import check_labels, measure_statistics
+from molflt.training.loaders import build_loader, prepared_samples
+from molflt.training.memory import OutOfMemoryReport
 from molflt.training.metrics_csv import keep_rows
 from molflt.training.module import RelaxedEnergyTraining
+from molflt.training.precision import lightning_precision
 from molflt.training.progress import TrainingProgress
 from molflt.training.provenance import data_fingerprints, provenance
 from molflt.training.resume import (
@@ -73,6 +74,7 @@ def train(
     """
     output = Path(config.training.output)
     accelerator = resolve_accelerator(config)
+    precision = lightning_precision(config.training.precision, accelerator)
     # Set by Lightning from what launchers leave in the environment.
     is_first = getattr(rank_zero_only, "rank", 0) == 0
     if is_first:
@@ -89,16 +91,17 @@ def train(
         best, last = checkpoint_callbacks(config, output)
         writer = ResumeWriter(output / "checkpoints", config.training.checkpoint_every, data)
         shown = [TrainingProgress()] if progress else []
+        memory = OutOfMemoryReport(config.data)
         loggers = make_loggers(config, output, point.step if point else 0)
-        trainer = make_trainer(
-            config, accelerator, loggers, [LastEpochValidation(), *shown, best, last, writer]
-        )
-        train_loader = _loader(train_set, config, trainer, shuffle=True)
+        callbacks = [LastEpochValidation(), *shown, memory, best, last, writer]
+        trainer = make_trainer(config, accelerator, precision, loggers, callbacks)
+        replicas, rank = trainer.world_size, trainer.global_rank
+        train_loader = build_loader(train_set, config, True, replicas, rank)
+        val_loaders = [build_loader(val_set, config, False, replicas, rank) for val_set in val_sets]
         if point is not None:
             _go_to(train_loader, point)
-        _fit(
-            trainer, module, train_loader, [_loader(val_set, config, trainer) for val_set in val_sets], point
-        )
+        with memory.told():
+            _fit(trainer, module, train_loader, val_loaders, point)
         if trainer.is_global_zero:
             paths = {best.best_model_path, last.best_model_path}
             _describe_domain(config, paths, trainer.strategy.root_device)
@@ -134,8 +137,8 @@ def _go_to(loader: DataLoader, point: ResumePoint) -> None:
 def _prepare(config: Config) -> tuple[RelaxedEnergyTraining, Sequence[Data], list[Sequence[Data]]]:
     """The network with the scales of its data, and the splits, all of it read and checked."""
     data = config.data
-    train_set = _open_split(config, data.train_split, training=True)
-    val_sets = [_open_split(config, split, training=False) for split in data.val_splits]
+    train_set = prepared_samples(config, data.train_split)
+    val_sets = [prepared_samples(config, split) for split in data.val_splits]
     statistics = measure_statistics(
         train_set, data.train_split, with_delta_pos=any(config.optim.delta_pos_weight)
     )
@@ -158,37 +161,12 @@ def _prepare(config: Config) -> tuple[RelaxedEnergyTraining, Sequence[Data], lis
     return RelaxedEnergyTraining(config, model, metadata), train_set, val_sets
 
 
-def _open_split(config: Config, split: str, training: bool) -> Sequence[Data]:
-    dataset = build_dataset(config.data, split, training)
-    # A PyG data set is a sequence in all but the type.
-    samples = cast("Sequence[Data]", dataset)
-    return samples if is_random(dataset.transform) else cached(samples, config.training.cache_gib * 2**30)
-
-
 def _describe_domain(config: Config, paths: Iterable[str], device: torch.device) -> None:
     """Store in checkpoint files where the training systems lie for their weights."""
-    samples = _open_split(config, config.data.train_split, training=False)
+    samples = prepared_samples(config, config.data.train_split)
     for path in paths:
         domain = measure_domain(load_checkpoint(path).model.to(device), samples, config.data.batch_size)
         update_metadata(path, domain=domain.to_dict())
-
-
-def _loader(samples: Sequence[Data], config: Config, trainer: Trainer, shuffle: bool = False) -> DataLoader:
-    sampler = SystemBatchSampler(
-        [1] * len(samples),
-        config.data.batch_size,
-        shuffle=shuffle,
-        seed=config.seed,
-        num_replicas=trainer.world_size,
-        rank=trainer.global_rank,
-    )
-    return DataLoader(
-        samples,
-        batch_sampler=sampler,
-        num_workers=config.data.num_workers,
-        persistent_workers=config.data.num_workers > 0,
-        generator=torch.Generator().manual_seed(config.seed),
-    )
 
 
 def _fit(

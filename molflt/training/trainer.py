@@ -112,7 +112,11 @@ def make_loggers(config: Config, output: Path, first_step: int) -> list[Logger]:
 
 
 def make_trainer(
-    config: Config, accelerator: str, loggers: Sequence[Logger], callbacks: Sequence[Callback]
+    config: Config,
+    accelerator: str,
+    precision: Any,
+    loggers: Sequence[Logger],
+    callbacks: Sequence[Callback],
 ) -> Trainer:
     """The trainer, on the devices and with the strategy of `config.training`."""
     clip = config.optim.grad_clip
@@ -123,6 +127,7 @@ def make_trainer(
         num_nodes=num_nodes,
         max_epochs=config.training.epochs,
         check_val_every_n_epoch=config.training.validate_every,
+        precision=precision,
         gradient_clip_val=clip if clip < math.inf else None,
         logger=list(loggers),
         callbacks=list(callbacks),

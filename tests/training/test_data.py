@@ -2,15 +2,12 @@
 
 import pytest
 import torch
-from torch_geometric.transforms import Compose
 
 from molflt.data.fields import StructureData
-from molflt.data.transforms import InterpolateNoise, RadiusGraph, RandomRotation
 from molflt.errors import InputError
 from molflt.training.data import (
     cached,
     check_labels,
-    is_random,
     measure_statistics,
     sample_bytes,
 )
@@ -115,11 +112,3 @@ def test_a_set_above_the_limit_is_left_on_disk():
     dataset = Counted(5)
     assert cached(dataset, total - 1, probe=5) is dataset
     assert cached(dataset, 0, probe=5) is dataset
-
-
-def test_augmentation_counts_as_random_and_the_graph_does_not():
-    """Alone and inside a composition."""
-    assert is_random(RandomRotation())
-    assert is_random(Compose([InterpolateNoise(), RadiusGraph(6.0)]))
-    assert not is_random(Compose([RadiusGraph(6.0)]))
-    assert not is_random(None)

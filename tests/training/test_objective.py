@@ -61,3 +61,17 @@ def test_learning_rate_without_warmup_starts_at_its_peak():
     """And a single step has the full rate."""
     assert learning_rate_factor(0, 17, 0) == 1.0
     assert learning_rate_factor(0, 1, 0) == 1.0
+
+
+def test_learning_rate_falls_with_a_power_of_what_is_left():
+    """Halfway through the decay of 100 steps: a half, and an eighth for the third power; zero at the end."""
+    for power, half in ((1.0, 0.5), (3.0, 0.125)):
+        factors = [learning_rate_factor(step, 104, 4, "polynomial", power) for step in range(106)]
+        assert factors[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0], abs=1e-15)
+        assert factors[54] == pytest.approx(half, abs=1e-15)
+        assert factors[104:] == [0.0, 0.0]
+
+
+def test_a_constant_learning_rate_only_warms_up():
+    factors = [learning_rate_factor(step, 17, 2, "constant") for step in range(18)]
+    assert factors == pytest.approx([1 / 3, 2 / 3, *[1.0] * 16], abs=1e-15)

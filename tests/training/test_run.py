@@ -268,3 +268,21 @@ def test_an_interrupt_is_raised_and_can_be_followed_by_another(tiny_config, tmp_
     with pytest.raises(KeyboardInterrupt):
         train(tiny_config(tmp_path / "run"), progress=False)
     assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_half_precision_trains_weights_that_are_kept_in_float32(tiny_config, tmp_path):
+    """The loss of an epoch is close to float32's and not equal to it, and no warning is raised."""
+    losses = {}
+    for precision in (32, "bf16"):
+        settings = {"training.precision": precision, "training.epochs": 1, "data.val_splits": "[val_a]"}
+        result = train(tiny_config(tmp_path / str(precision), **settings), progress=False)
+        assert not any(value.dtype == torch.bfloat16 for value in weights_of(result.last_checkpoint).values())
+        losses[precision] = float(rows_of(result.output)[0]["train/loss"])
+    assert 0 < abs(losses["bf16"] - losses[32]) < 0.02 * losses[32]
+
+
+def test_fp16_on_a_cpu_is_refused_before_a_run_folder_is_made(tiny_config, tmp_path):
+    """Lightning would take bf16 in its place."""
+    with pytest.raises(InputError, match=r"training\.precision is fp16, which takes a GPU"):
+        train(tiny_config(tmp_path / "run", **{"training.precision": "fp16"}), progress=False)
+    assert list(tmp_path.iterdir()) == []
