@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.nn import ModuleList
+from torch.nn.utils import clip_grads_with_norm_
+from torch.optim import Optimizer
 from torch_geometric.data import Data
 from torchmetrics import MeanMetric, Metric
 
@@ -21,9 +24,19 @@ from molflt.metrics import EnergyMAE, EnergyWithinThreshold
 from molflt.models.graphormer3d import Graphormer3D
 from molflt.nn.frequencies import resample_
 from molflt.training.averaging import WeightAverage
-from molflt.training.objective import delta_pos_loss, energy_loss, linear_weight
+from molflt.training.nonfinite import (
+    NonFiniteStep,
+    describe,
+    gather,
+    gradient_norm,
+    reproducer_name,
+    save_reproducer,
+    suspects,
+)
+from molflt.training.objective import linear_weight
 from molflt.training.optimizers import build_optimizer, build_schedule
 from molflt.training.seeds import redraw_generator, seed_step
+from molflt.training.step import Shares, StepResult, free_atoms, shares_of, step_result
 
 
 def metric_names(config: Config) -> list[str]:
@@ -57,6 +70,9 @@ class RelaxedEnergyTraining(LightningModule):
         self.validated = False
         self._total_steps = 1
         self._resumed: Mapping[str, Any] | None = None
+        self._step: tuple[Data, Shares, float, StepResult] | None = None
+        self.skipped: list[str] = []
+        """What was wrong with each step that was left out."""
 
     def configure_optimizers(self) -> Any:
         optim = self.config.optim
@@ -90,6 +106,7 @@ class RelaxedEnergyTraining(LightningModule):
             "average": None if self.average is None else self.average.state(),
             "metrics": sums,
             "val_metrics": dict(self.val_metrics),
+            "skipped": list(self.skipped),
             "seconds": time.perf_counter() - self._epoch_start,
         }
 
@@ -105,6 +122,7 @@ class RelaxedEnergyTraining(LightningModule):
                 for key, value in state["metrics"][name].items():
                     setattr(metric, key, value.to(self.device))
         self.val_metrics = dict(state["val_metrics"])
+        self.skipped = list(state["skipped"])
         self._epoch_start = time.perf_counter() - state["seconds"]
 
     def _train_metrics(self) -> dict[str, Metric]:
@@ -130,32 +148,72 @@ class RelaxedEnergyTraining(LightningModule):
         seed_step(seed, self.global_rank, step)
 
     def training_step(self, batch: Data, batch_idx: int) -> Tensor:
-        energy, delta_pos = self.model(batch)
-        target = batch.y_relaxed.to(energy.dtype)
-        loss = energy_loss(energy, target, self.model.energy_std)
-        if delta_pos is not None:
-            loss = loss + self._delta_pos_weight() * self._delta_pos_loss(delta_pos, batch)
-        if not torch.isfinite(loss):
-            raise InputError(
-                f"the loss of step {self.global_step} is {loss.item()} (sids {batch.sid.tolist()}); "
-                "lower optim.lr or look at these records"
+        shares = shares_of(batch, self.trainer.world_size, self._is_repeated(batch_idx))
+        weight = linear_weight(self.global_step, self._total_steps, self.config.optim.delta_pos_weight)
+        result = step_result(self.model, batch, weight, shares)
+        self._step = (batch, shares, weight, result)
+        return result.loss
+
+    def _is_repeated(self, batch_idx: int) -> bool:
+        """Whether this process has no batch of its own left in the epoch's last step."""
+        loader = self.trainer.train_dataloader
+        assert loader is not None
+        is_last = batch_idx == len(loader) - 1
+        return self.trainer.world_size > 1 and is_last and loader.batch_sampler.share(batch_idx) == 0
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        parameters = [value for value in self.model.parameters() if value.grad is not None]
+        norm = gradient_norm(parameters)
+        if not norm.isfinite():
+            self._refuse_step(optimizer)
+            return
+        if gradient_clip_val:
+            clip_grads_with_norm_(parameters, gradient_clip_val, norm)
+        self._count_step()
+
+    def _count_step(self) -> None:
+        """Take the step's errors into the epoch's metrics."""
+        assert self._step is not None
+        batch, shares, _, result = self._step
+        counted = len(batch.y_relaxed) if shares.systems else 0
+        self.train_mae.update(result.energy[:counted], batch.y_relaxed[:counted].to(result.energy.dtype))
+        self.train_loss.update(result.loss.detach(), shares.systems_per_process)
+        if result.delta_pos_mae is not None:
+            self.train_delta_pos_mae.update(
+                result.delta_pos_mae, free_atoms(batch).sum() if shares.systems else 0
             )
-        self.train_mae.update(energy, target)
-        self.train_loss.update(loss.detach(), batch.num_graphs)
-        return loss
+        self._step = None
 
-    def _delta_pos_loss(self, delta_pos: Tensor, batch: Data) -> Tensor:
-        fixed = batch.get("fixed")
-        if fixed is None:
-            fixed = torch.zeros_like(batch.atomic_numbers, dtype=torch.bool)
-        std = self.model.delta_pos_std
-        loss = delta_pos_loss(delta_pos, batch.delta_pos, fixed, std)
-        if torch.isfinite(loss):
-            self.train_delta_pos_mae.update(loss.detach() * std, (~fixed).sum())
-        return loss
-
-    def _delta_pos_weight(self) -> float:
-        return linear_weight(self.global_step, self._total_steps, self.config.optim.delta_pos_weight)
+    def _refuse_step(self, optimizer: Optimizer) -> None:
+        """Stop at, or leave out, a step whose gradient is not finite; all processes see that it is not."""
+        assert self._step is not None
+        batch, shares, weight, result = self._step
+        own = NonFiniteStep(self.global_step, self.global_rank, result.loss.item(), batch.sid.tolist())
+        steps = gather(own)
+        if getattr(self.trainer.precision_plugin, "scaler", None) and all(s.loss_is_finite for s in steps):
+            # In fp16 gradients overflow now and then; the scaler leaves the step out and lowers its scale.
+            self._count_step()
+            return
+        what = describe(steps)
+        if self.config.training.on_nonfinite == "stop":
+            folder = Path(self.config.training.output) / "nonfinite"
+            saved = f"{folder / reproducer_name(suspects(steps)[0])}"
+            if own in suspects(steps):
+                save_reproducer(folder, own, self.config, batch, self.model.state_dict(), weight, shares)
+            raise InputError(
+                f"{what}; lower optim.lr, look at these records (molflt replay {saved}) or leave such steps "
+                "out (training.on_nonfinite skip)"
+            )
+        if not all(value.isfinite().all() for value in self.model.parameters()):
+            raise InputError(f"{what}, and so are weights; no later step can mend that: lower optim.lr")
+        optimizer.zero_grad(set_to_none=True)
+        self.skipped.append(what)
+        self._step = None
 
     def on_train_batch_end(self, outputs: Any, batch: Data, batch_idx: int) -> None:
         if self.average is not None:
