@@ -28,6 +28,7 @@ from torch import Tensor
 from molflt.build import build_model
 from molflt.config import Config, config_from_dict, config_to_dict
 from molflt.errors import InputError
+from molflt.models.embeddings import NUM_ELEMENTS
 from molflt.models.graphormer3d import Graphormer3D
 from molflt.pretrained import pretrained_names, resolve_checkpoint
 
@@ -53,9 +54,9 @@ class CheckpointMetadata:
     num_atoms_range: list[int] = field(default_factory=list)
     """Atoms of the smallest and of the largest training system."""
     energy_mean: float = 0.0
-    """Mean of the training targets, eV."""
+    """Mean of the training targets, less their element references where it has any, eV."""
     energy_std: float = 1.0
-    """Standard deviation of the training targets, eV."""
+    """Standard deviation of the same, eV."""
     delta_pos_std: float = 1.0
     """Root mean square of a component of Δpos over free atoms, Å."""
     epoch: int = 0
@@ -79,9 +80,12 @@ class Checkpoint:
 
 def model_from_config(config: Config) -> Graphormer3D:
     """The network a configuration describes, newly initialised from torch's global random state."""
-    return build_model(
+    model = build_model(
         config.model, radius=config.data.radius, predict_delta_pos=any(config.optim.delta_pos_weight)
     )
+    if config.data.element_references:
+        model.element_references = torch.zeros(NUM_ELEMENTS, dtype=torch.float64)
+    return model
 
 
 def common_energy_meaning(checkpoints: Sequence[Checkpoint]) -> str:

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from molflt.cli import bench, data, evaluate, leaderboard, predict, replay, train
-from molflt.cli.shared import BAD_INPUT, INTERRUPTED, OK, Parser, print_error
+from molflt.cli import bench, config, data, evaluate, leaderboard, predict, replay, train
+from molflt.cli.shared import BAD_INPUT, INTERRUPTED, OK, Parser, one_line_warnings, print_error
 from molflt.errors import InputError
 
 __all__ = ["main", "make_parser", "run"]
@@ -31,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     try:
-        status = run([word for word in words if word != "--debug"])
+        with one_line_warnings():
+            status = run([word for word in words if word != "--debug"])
         sys.stdout.flush()
         return status
     except InputError as error:
@@ -70,10 +71,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--debug", action="store_true", help="show the traceback of an error; any subcommand takes it"
     )
-    # Only a subcommand with settings of a configuration (train) looks at words that no parser knows.
+    # Only a subcommand that takes the settings of a configuration looks at words that no parser knows.
     parser.set_defaults(takes_settings=False)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (train, evaluate, predict, leaderboard, data, bench, replay):
+    for command in (train, evaluate, predict, leaderboard, data, config, replay, bench):
         command.add_parser(commands)
     return parser
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from molflt.errors import InputError
+from molflt.errors import InputError, InputWarning
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -72,6 +74,23 @@ def print_error(error: Exception) -> None:
 def print_note(text: str) -> None:
     """One line on stderr that is no error."""
     print("molflt:", " ".join(text.split()), file=sys.stderr)
+
+
+@contextmanager
+def one_line_warnings() -> Iterator[None]:
+    """Show each `InputWarning` as one line on stderr, without its place in the source."""
+    shown = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **file: Any) -> None:
+        if issubclass(category, InputWarning):
+            print("molflt: warning:", " ".join(str(message).split()), file=sys.stderr)
+        else:
+            shown(message, category, *place, **file)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", InputWarning)
+        warnings.showwarning = show
+        yield
 
 
 def print_tables(*tables: Table) -> None:

@@ -5,6 +5,7 @@ from molflt.config.files import (
     config_from_dict,
     config_keys,
     config_to_dict,
+    config_to_yaml,
     load_config,
     save_config,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "config_from_dict",
     "config_keys",
     "config_to_dict",
+    "config_to_yaml",
     "load_config",
     "save_config",
     "validate",

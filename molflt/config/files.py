@@ -95,13 +95,17 @@ def config_to_dict(config: Config) -> dict[str, Any]:
     return plain(asdict(config))
 
 
+def config_to_yaml(config: Config, allow_unicode: bool = True) -> str:
+    """The complete configuration as YAML, which `load_config` reads back the same."""
+    return yaml.safe_dump(config_to_dict(config), sort_keys=False, allow_unicode=allow_unicode)
+
+
 def save_config(config: Config, path: str | os.PathLike[str]) -> None:
     """Write the complete configuration as YAML; the file appears whole or not at all."""
     target = Path(path)
     partial = target.with_name(f".{target.name}.partial")
-    text = yaml.safe_dump(config_to_dict(config), sort_keys=False, allow_unicode=True)
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(config_to_yaml(config), encoding="utf-8")
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from molflt.data.graphs import edge_displacement
 from molflt.models.embeddings import AtomEmbedding, EdgeGeometry, edge_geometry
 from molflt.models.encoder import Encoder
 from molflt.models.heads import DisplacementHead, EnergyHead
+from molflt.models.references import reference_energies
 from molflt.nn.packing import dense_layout
 
 
@@ -32,7 +33,9 @@ class Graphormer3D(nn.Module):
     """Embeddings, encoder and heads, and the scales of the targets.
 
     The buffers `energy_mean`, `energy_std` (eV) and `delta_pos_std` (Å) turn the heads' outputs into physical
-    units. They start as 0, 1, 1, are set from the training data and travel with the weights.
+    units. They start as 0, 1, 1, are set from the training data and travel with the weights. So does
+    `element_references`, where it is set (`molflt.models.references`): energies are then in float64, which
+    holds a total energy and its small differences.
 
     Args:
         embedding: element, tag and geometry embedding.
@@ -45,6 +48,7 @@ class Graphormer3D(nn.Module):
     energy_mean: Tensor
     energy_std: Tensor
     delta_pos_std: Tensor
+    element_references: Tensor | None
 
     def __init__(
         self,
@@ -63,6 +67,7 @@ class Graphormer3D(nn.Module):
         self.register_buffer("energy_mean", torch.tensor(0.0))
         self.register_buffer("energy_std", torch.tensor(1.0))
         self.register_buffer("delta_pos_std", torch.tensor(1.0))
+        self.register_buffer("element_references", None)
 
     def forward(self, batch: Data | Batch) -> Graphormer3DOutput:
         """Predict for a PyG batch, or for one structure.
@@ -89,7 +94,12 @@ class Graphormer3D(nn.Module):
 
         # Half precision is for the encoder: errors of 0.4 % per atom would add up in the heads.
         with torch.autocast(x.device.type, enabled=False):
-            return self._heads(x.to(pos.dtype), gaussians.to(pos.dtype), edges, tags, graph, num_graphs)
+            x, gaussians = x.to(pos.dtype), gaussians.to(pos.dtype)
+            energy, delta_pos = self._heads(x, gaussians, edges, tags, graph, num_graphs)
+        if self.element_references is not None:
+            references = reference_energies(self.element_references, atomic_numbers, graph, num_graphs)
+            energy = energy + references
+        return Graphormer3DOutput(energy, delta_pos)
 
     def _heads(
         self,
@@ -99,12 +109,11 @@ class Graphormer3D(nn.Module):
         tags: Tensor,
         graph: Tensor,
         num_graphs: int,
-    ) -> Graphormer3DOutput:
+    ) -> tuple[Tensor, Tensor | None]:
         energy = self.energy_head(x, tags, graph, num_graphs) * self.energy_std + self.energy_mean
         if self.displacement_head is None:
-            return Graphormer3DOutput(energy, None)
-        delta_pos = self.displacement_head(x, edges, gaussians) * self.delta_pos_std
-        return Graphormer3DOutput(energy, delta_pos)
+            return energy, None
+        return energy, self.displacement_head(x, edges, gaussians) * self.delta_pos_std
 
 
 def centred(pos: Tensor, batch: Tensor, num_graphs: int) -> Tensor:

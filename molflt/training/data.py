@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from molflt.errors import InputError
+from molflt.errors import InputError, InputWarning
+from molflt.models.references import ReferenceFit
+
+TOTAL_ENERGY_BELOW = -50.0
+"""eV per system."""
 
 
 def cached(dataset: Sequence[Data], limit_bytes: float, probe: int = 32) -> Sequence[Data]:
@@ -42,18 +47,21 @@ class SplitStatistics:
     num_atoms_range: list[int]
     """Atoms of the smallest and the largest system."""
     energy_mean: float
-    """Mean of y_relaxed, eV."""
+    """Mean of y_relaxed less its element references, eV."""
     energy_std: float
-    """Standard deviation of y_relaxed over the split, eV; 1 where all are equal."""
+    """Standard deviation of the same over the split, eV; 1 where all are equal."""
     delta_pos_std: float
     """Root mean square of Δpos' components over free atoms, Å; 1 where nothing moves or is known to."""
 
 
-def measure_statistics(samples: Iterable[Data], split: str, with_delta_pos: bool) -> SplitStatistics:
+def measure_statistics(
+    samples: Iterable[Data], split: str, with_delta_pos: bool, references: Tensor | None = None
+) -> SplitStatistics:
     """Measure a split in one pass, in float64 (energies by Welford's update).
 
     samples carry `y_relaxed`, `atomic_numbers` and, if `with_delta_pos`, `delta_pos`; those without `fixed`
-    count as free throughout. Raises `InputError` for an empty split, a missing or non-finite label.
+    count as free throughout. From y_relaxed the element `references` [119], eV, are taken away first. Raises
+    `InputError` for an empty split, a missing or non-finite label.
     """
     count, mean, squares = 0, 0.0, 0.0
     elements: set[int] = set()
@@ -61,6 +69,8 @@ def measure_statistics(samples: Iterable[Data], split: str, with_delta_pos: bool
     shift_squares, shift_count = 0.0, 0
     for sample in samples:
         energy = _label(sample, split)
+        if references is not None:
+            energy -= float(references[sample.atomic_numbers].sum())
         count += 1
         step = energy - mean
         mean += step / count
@@ -82,6 +92,34 @@ def measure_statistics(samples: Iterable[Data], split: str, with_delta_pos: bool
         energy_std=math.sqrt(squares / count) or 1.0,
         delta_pos_std=math.sqrt(shift_squares / shift_count) or 1.0 if shift_count else 1.0,
     )
+
+
+def fit_references(samples: Iterable[Data], split: str) -> Tensor:
+    """Energies per element [119], eV, that explain the split's targets best (`ReferenceFit`).
+
+    Raises `InputError` for an empty split, a missing or non-finite label.
+    """
+    fit, count = ReferenceFit(), 0
+    for sample in samples:
+        fit.add(sample.atomic_numbers, _label(sample, split))
+        count += 1
+    if count == 0:
+        raise InputError(f"split {split!r} is empty; training needs at least one system in it")
+    return fit.solve()
+
+
+def warn_of_total_energies(energy_mean: float, split: str) -> None:
+    """An `InputWarning` where the mean of the targets, eV, is far below any adsorption energy."""
+    if energy_mean < TOTAL_ENERGY_BELOW:
+        warnings.warn(
+            f"the targets of split {split!r} are {energy_mean:.1f} eV per system on average: these look like "
+            "total energies, and relaxed-energy models are meant for adsorption energies, E(slab with "
+            "adsorbate) - E(slab) - E(adsorbate in the gas), a few eV each; train on those, or add "
+            "--data.element_references true, which fits an energy per element, trains on what is left and "
+            "predicts total energies",
+            InputWarning,
+            stacklevel=3,
+        )
 
 
 def check_labels(samples: Iterable[Data], split: str) -> int:

@@ -111,7 +111,9 @@ class RelaxedEnergyTraining(LightningModule):
         }
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `training_state` gave, once training starts."""
+        """Take over what `training_state` gave; the rest of it once training starts."""
+        self.val_metrics = dict(state["val_metrics"])
+        self.skipped = list(state["skipped"])
         self._resumed = state
 
     def _take_up(self, state: Mapping[str, Any]) -> None:
@@ -121,8 +123,6 @@ class RelaxedEnergyTraining(LightningModule):
             for name, metric in self._train_metrics().items():
                 for key, value in state["metrics"][name].items():
                     setattr(metric, key, value.to(self.device))
-        self.val_metrics = dict(state["val_metrics"])
-        self.skipped = list(state["skipped"])
         self._epoch_start = time.perf_counter() - state["seconds"]
 
     def _train_metrics(self) -> dict[str, Metric]:

@@ -21,7 +21,7 @@ from molflt.config import Config, save_config
 from molflt.data.batching import SystemBatchSampler
 from molflt.domain import measure_domain
 from molflt.run_folder import check_run_folder, prepare_run_folder, write_text
-from molflt.training.data import check_labels, measure_statistics
+from molflt.training.data import check_labels, fit_references, measure_statistics, warn_of_total_energies
 from molflt.training.loaders import build_loader, prepared_samples
 from molflt.training.memory import OutOfMemoryReport
 from molflt.training.metrics_csv import keep_rows
@@ -57,6 +57,12 @@ class TrainingResult:
     """Weights of the last validation, which is after the last epoch."""
     best_energy_mae: float
     """Energy MAE of `best_checkpoint` on the first validation split, eV."""
+    last_energy_mae: float
+    """That of `last_checkpoint`."""
+    averaged: bool
+    """Whether the weights that were validated and saved are averages (EMA) of the trained ones."""
+    skipped: list[str]
+    """What was not finite in each step that was left out."""
 
 
 def train(
@@ -111,6 +117,9 @@ def train(
         best_checkpoint=output / "checkpoints" / Path(best.best_model_path).name,
         last_checkpoint=output / "checkpoints" / Path(last.best_model_path).name,
         best_energy_mae=float(best.best_model_score),
+        last_energy_mae=module.val_metrics[f"{config.data.val_splits[0]}/energy_mae"],
+        averaged=config.optim.ema_decay > 0,
+        skipped=module.skipped,
     )
 
 
@@ -139,9 +148,11 @@ def _prepare(config: Config) -> tuple[RelaxedEnergyTraining, Sequence[Data], lis
     data = config.data
     train_set = prepared_samples(config, data.train_split)
     val_sets = [prepared_samples(config, split) for split in data.val_splits]
+    references = fit_references(train_set, data.train_split) if data.element_references else None
     statistics = measure_statistics(
-        train_set, data.train_split, with_delta_pos=any(config.optim.delta_pos_weight)
+        train_set, data.train_split, any(config.optim.delta_pos_weight), references
     )
+    warn_of_total_energies(statistics.energy_mean, data.train_split)
     splits = {data.train_split: statistics.num_systems}
     for split, val_set in zip(data.val_splits, val_sets, strict=True):
         splits[split] = check_labels(val_set, split)
@@ -155,8 +166,9 @@ def _prepare(config: Config) -> tuple[RelaxedEnergyTraining, Sequence[Data], lis
         delta_pos_std=statistics.delta_pos_std,
     )
     model = model_from_config(config)
-    model.energy_mean.fill_(statistics.energy_mean)
-    model.energy_std.fill_(statistics.energy_std)
+    model.element_references = references
+    model.energy_mean.fill_(statistics.energy_mean if data.energy_mean is None else data.energy_mean)
+    model.energy_std.fill_(data.energy_std or statistics.energy_std)
     model.delta_pos_std.fill_(statistics.delta_pos_std)
     return RelaxedEnergyTraining(config, model, metadata), train_set, val_sets
 

@@ -227,12 +227,6 @@ def test_failed_data_with_overwrite_leave_the_earlier_run(tiny_config, tmp_path)
     assert result.best_checkpoint.read_bytes() == before
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_systems(tiny_config, tmp_path):
-    """A learning rate of 10^30 cannot end well."""
-    with pytest.raises(InputError, match=r"the loss of step \d+ is (nan|inf) \(sids \[10\d\d"):
-        train(tiny_config(tmp_path / "run", **{"optim.lr": 1e30, "optim.grad_clip": ".inf"}), progress=False)
-
-
 def test_training_says_nothing_but_its_progress(tiny_config, tmp_path, capfd):
     """Without it, not a line; with it and no terminal, one line per validation with the MAE in eV."""
     settings = {"training.epochs": 3, "training.validate_every": 2}
