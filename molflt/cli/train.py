@@ -49,12 +49,14 @@ def run(arguments: argparse.Namespace) -> int:
         check_run_folder(Path(config.training.output), **how)
 
     # Fails fast above: this imports torch.
-    from molflt.training import train, train_seeds
+    from molflt.training import is_first_process, train, train_seeds
 
     if arguments.seeds is None:
         results = {config.seed: train(config, **how)}
     else:
         results = train_seeds(config, arguments.seeds, **how)
+    if not is_first_process():
+        return OK
     for seed, result in results.items():
         report(result, config.data.val_splits[0], f"seed {seed}: " if len(results) > 1 else "")
     if arguments.seeds is not None:
@@ -66,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def report(result: TrainingResult, split: str, prefix: str) -> None:
     """Where the best checkpoint is, and what was left out."""
-    weights = "averaged (EMA) weights, " if result.averaged else ""
+    weights = "EMA weights, " if result.averaged else ""
     mae = f"{weights}{split} MAE {result.best_energy_mae:.4f} eV"
     print(f"{prefix}best checkpoint: {result.best_checkpoint} ({mae})")
     if result.skipped:

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
+from torch.distributed.fsdp import fully_shard
 from torch.nn import ModuleList
 from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
@@ -23,7 +25,7 @@ from molflt.errors import InputError
 from molflt.metrics import EnergyMAE, EnergyWithinThreshold
 from molflt.models.graphormer3d import Graphormer3D
 from molflt.nn.frequencies import resample_
-from molflt.training.averaging import WeightAverage
+from molflt.training.averaging import WeightAverage, whole
 from molflt.training.nonfinite import (
     NonFiniteStep,
     describe,
@@ -56,6 +58,8 @@ class RelaxedEnergyTraining(LightningModule):
 
     def __init__(self, config: Config, model: Graphormer3D, metadata: CheckpointMetadata) -> None:
         super().__init__()
+        # Of a small split there may not be a batch for each process.
+        self.allow_zero_length_dataloader_with_multiple_devices = True
         self.config = config
         self.model = model
         self.metadata = metadata
@@ -63,8 +67,11 @@ class RelaxedEnergyTraining(LightningModule):
         self.train_mae = EnergyMAE()
         self.train_loss = MeanMetric()
         self.train_delta_pos_mae = MeanMetric()
-        self.val_mae = ModuleList(EnergyMAE() for _ in config.data.val_splits)
-        self.val_ewt = ModuleList(EnergyWithinThreshold() for _ in config.data.val_splits)
+        # Sharded weights are put together in each forward, by all processes: so each validates on everything.
+        alone = config.training.strategy == "fsdp"
+        splits = config.data.val_splits
+        self.val_mae = ModuleList(EnergyMAE(sync_on_compute=not alone) for _ in splits)
+        self.val_ewt = ModuleList(EnergyWithinThreshold(sync_on_compute=not alone) for _ in splits)
         self.val_metrics: dict[str, float] = {}
         self._epoch_start = 0.0
         self.validated = False
@@ -81,6 +88,17 @@ class RelaxedEnergyTraining(LightningModule):
         optimizer = build_optimizer(self.model.parameters(), optim, fused)
         schedule = build_schedule(optimizer, optim, self._total_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_model(self) -> None:
+        if not isinstance(self.trainer.strategy, ModelParallelStrategy):
+            return
+        assert self.device_mesh is not None
+        mesh = self.device_mesh["data_parallel"]
+        # Positions are encoded for all layers at once, outside of them, so of a layer only the feed-forward
+        # part can be a unit of its own.
+        for layer in self.model.encoder.layers:
+            fully_shard(layer.ffn, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
 
     def on_train_start(self) -> None:
         # Not before, as the weights have just moved to their device.
@@ -169,7 +187,7 @@ class RelaxedEnergyTraining(LightningModule):
     ) -> None:
         parameters = [value for value in self.model.parameters() if value.grad is not None]
         norm = gradient_norm(parameters)
-        if not norm.isfinite():
+        if not whole(norm).isfinite():
             self._refuse_step(optimizer)
             return
         if gradient_clip_val:
@@ -200,16 +218,17 @@ class RelaxedEnergyTraining(LightningModule):
             self._count_step()
             return
         what = describe(steps)
+        weights = {name: whole(value) for name, value in self.model.state_dict().items()}
         if self.config.training.on_nonfinite == "stop":
             folder = Path(self.config.training.output) / "nonfinite"
             saved = f"{folder / reproducer_name(suspects(steps)[0])}"
-            if own in suspects(steps):
-                save_reproducer(folder, own, self.config, batch, self.model.state_dict(), weight, shares)
+            if own.rank in {step.rank for step in suspects(steps)}:
+                save_reproducer(folder, own, self.config, batch, weights, weight, shares)
             raise InputError(
                 f"{what}; lower optim.lr, look at these records (molflt replay {saved}) or leave such steps "
                 "out (training.on_nonfinite skip)"
             )
-        if not all(value.isfinite().all() for value in self.model.parameters()):
+        if not all(value.isfinite().all() for value in weights.values()):
             raise InputError(f"{what}, and so are weights; no later step can mend that: lower optim.lr")
         optimizer.zero_grad(set_to_none=True)
         self.skipped.append(what)
@@ -279,7 +298,7 @@ class RelaxedEnergyTraining(LightningModule):
             return
         if self.average is not None and not self.average.exchanged:
             self.average.exchange()
-            checkpoint["state_dict"] = {name: value.clone() for name, value in self.state_dict().items()}
+            checkpoint["state_dict"] = {name: whole(value) for name, value in self.state_dict().items()}
             self.average.exchange()
         metadata = replace(
             self.metadata,

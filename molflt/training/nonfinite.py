@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 from torch.nn.utils import get_total_norm
 from torch_geometric.data import Data
@@ -65,9 +64,7 @@ def describe(steps: Sequence[NonFiniteStep]) -> str:
 
 def gradient_norm(parameters: Sequence[Parameter]) -> Tensor:
     """Norm of all their gradients together; not finite where one of them is not."""
-    norm = get_total_norm([value.grad for value in parameters if value.grad is not None])
-    # Where parameters are sharded over processes, the norm is put together here.
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return get_total_norm([value.grad for value in parameters if value.grad is not None])
 
 
 def reproducer_name(step: NonFiniteStep) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
 
 from molflt.checkpoint import read_archive
 from molflt.config import Config, config_from_dict, config_to_dict
@@ -75,7 +76,8 @@ class ResumeWriter(Checkpoint):
         self._position = (0, 0)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.global_step == 0:
+        # torch fills the state of an optimiser that has not stepped by a step of its own where it is sharded.
+        if trainer.global_step == 0 and not isinstance(trainer.strategy, ModelParallelStrategy):
             self._save(trainer, 0, 0)
 
     def on_train_batch_start(

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch import Trainer, seed_everything
-from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
@@ -39,6 +38,7 @@ from molflt.training.resume import (
 from molflt.training.trainer import (
     LastEpochValidation,
     checkpoint_callbacks,
+    is_first_process,
     make_loggers,
     make_trainer,
     quiet_libraries,
@@ -81,8 +81,7 @@ def train(
     output = Path(config.training.output)
     accelerator = resolve_accelerator(config)
     precision = lightning_precision(config.training.precision, accelerator)
-    # Set by Lightning from what launchers leave in the environment.
-    is_first = getattr(rank_zero_only, "rank", 0) == 0
+    is_first = is_first_process()
     if is_first:
         check_run_folder(output, overwrite, resume)
     data = data_fingerprints(config.data)
@@ -101,9 +100,11 @@ def train(
         loggers = make_loggers(config, output, point.step if point else 0)
         callbacks = [LastEpochValidation(), *shown, memory, best, last, writer]
         trainer = make_trainer(config, accelerator, precision, loggers, callbacks)
-        replicas, rank = trainer.world_size, trainer.global_rank
-        train_loader = build_loader(train_set, config, True, replicas, rank)
-        val_loaders = [build_loader(val_set, config, False, replicas, rank) for val_set in val_sets]
+        place = trainer.world_size, trainer.global_rank
+        train_loader = build_loader(train_set, config, True, *place)
+        if config.training.strategy == "fsdp":
+            place = 1, 0
+        val_loaders = [build_loader(val_set, config, False, *place) for val_set in val_sets]
         if point is not None:
             _go_to(train_loader, point)
         with memory.told():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import os
@@ -16,7 +17,11 @@ from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from lightning.pytorch.utilities import rank_zero_only
+from torch.nn.parallel import DistributedDataParallel
 
 from molflt.checkpoint import read_archive, write_atomically
 from molflt.config import Config
@@ -62,6 +67,10 @@ def quiet_libraries() -> Iterator[None]:
             warnings.filterwarnings("ignore", ".*your dataloader is not resumable", PossibleUserWarning)
             # That of the run that goes on.
             warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty", UserWarning)
+            # All processes log the value over all systems.
+            warnings.filterwarnings("ignore", ".*sync_dist=True", PossibleUserWarning)
+            # The output is used out of place.
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
             # Lightning's own use of a torch class that torch is about to drop.
             warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated", FutureWarning)
             yield
@@ -93,6 +102,29 @@ def launched(config: Config) -> tuple[int, int]:
     )
 
 
+def is_first_process() -> bool:
+    """Whether this process is the one that writes, of all that a launcher started."""
+    # Lightning reads it from what launchers leave in the environment.
+    return getattr(rank_zero_only, "rank", 0) == 0
+
+
+def make_strategy(config: Config, num_processes: int) -> Strategy | str:
+    """Lightning's strategy for so many processes."""
+    if config.training.strategy == "fsdp":
+        return ModelParallelStrategy(
+            data_parallel_size=num_processes, tensor_parallel_size=1, save_distributed_checkpoint=False
+        )
+    if num_processes == 1:
+        return "auto"
+    # All processes draw the same frequencies, so there is nothing to broadcast, and validation, in which they
+    # may have different numbers of batches, needs no communication.
+    # torch has another name for it from 2.13 on.
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    sync = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    options: dict[str, Any] = {sync: False}
+    return DDPStrategy(**options)
+
+
 def make_loggers(config: Config, output: Path, first_step: int) -> list[Logger]:
     """metrics.csv and what else is asked for; one that goes on at `first_step` logs anew what came after.
 
@@ -121,17 +153,22 @@ def make_trainer(
     """The trainer, on the devices and with the strategy of `config.training`."""
     clip = config.optim.grad_clip
     devices, num_nodes = launched(config)
+    plugins: list[Any] = [AtomicCheckpointIO()]
+    if SLURMEnvironment.detect():
+        # A job that is queued again continues with --resume.
+        plugins.append(SLURMEnvironment(auto_requeue=False))
     return Trainer(
         accelerator=accelerator,
         devices=devices,
         num_nodes=num_nodes,
+        strategy=make_strategy(config, devices * num_nodes),
         max_epochs=config.training.epochs,
         check_val_every_n_epoch=config.training.validate_every,
         precision=precision,
         gradient_clip_val=clip if clip < math.inf else None,
         logger=list(loggers),
         callbacks=list(callbacks),
-        plugins=[AtomicCheckpointIO()],
+        plugins=plugins,
         log_every_n_steps=1,
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
