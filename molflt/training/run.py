@@ -20,6 +20,7 @@ from molflt.config import Config, save_config
 from molflt.data.batching import SystemBatchSampler
 from molflt.domain import measure_domain
 from molflt.run_folder import check_run_folder, prepare_run_folder, write_text
+from molflt.training.curves import write_curves
 from molflt.training.data import check_labels, fit_references, measure_statistics, warn_of_total_energies
 from molflt.training.loaders import build_loader, prepared_samples
 from molflt.training.memory import OutOfMemoryReport
@@ -37,6 +38,7 @@ from molflt.training.resume import (
 )
 from molflt.training.trainer import (
     LastEpochValidation,
+    check_loggers,
     checkpoint_callbacks,
     is_first_process,
     make_loggers,
@@ -44,6 +46,7 @@ from molflt.training.trainer import (
     quiet_libraries,
     resolve_accelerator,
 )
+from molflt.training.transfer import initialize_from
 
 
 @dataclass(frozen=True)
@@ -70,17 +73,18 @@ def train(
 ) -> TrainingResult:
     """Train as configured and leave a run folder at `config.training.output`.
 
-    The folder holds config.yaml (complete), versions.json, metrics.csv (a row per epoch), tensorboard/, and
-    in checkpoints/ best.ckpt, last.ckpt and the state to continue from. Nothing is written before the data
-    have been read and checked; a folder with content is refused unless `overwrite`, which replaces the files
-    of a run in it and no others, or `resume`, which continues the run in it with the same settings (but
-    for `molflt.training.resume.FREE_SETTINGS`) and ends with the weights that it would have had; where there
-    is nothing to continue it starts. torch's, NumPy's and Python's global random states are as before
-    afterwards. Raises `InputError` for data or a configuration that can not be trained on.
+    The folder holds config.yaml (complete), versions.json, metrics.csv (a row per epoch), loss.png,
+    tensorboard/, and in checkpoints/ best.ckpt, last.ckpt and the state to continue from. Nothing is written
+    before the data have been read and checked; a folder with content is refused unless `overwrite`, which
+    replaces the files of a run in it and no others, or `resume`, which continues the run in it with the same
+    settings (but for `molflt.training.resume.FREE_SETTINGS`) and ends with the weights that it would have
+    had; where there is nothing to continue it starts. torch's, NumPy's and Python's global random states are
+    as before afterwards. Raises `InputError` for data or a configuration that can not be trained on.
     """
     output = Path(config.training.output)
     accelerator = resolve_accelerator(config)
     precision = lightning_precision(config.training.precision, accelerator)
+    check_loggers(config)
     is_first = is_first_process()
     if is_first:
         check_run_folder(output, overwrite, resume)
@@ -91,6 +95,8 @@ def train(
     with isolate_rng(), quiet_libraries():
         seed_everything(config.seed, workers=True, verbose=False)
         module, train_set, val_sets = _prepare(config)
+        if config.training.init_from is not None and not (point and point.step):
+            _take_over(config, module, tell=progress and is_first)
         if is_first:
             _open_run_folder(output, config, data, point)
         best, last = checkpoint_callbacks(config, output)
@@ -112,6 +118,7 @@ def train(
         if trainer.is_global_zero:
             paths = {best.best_model_path, last.best_model_path}
             _describe_domain(config, paths, trainer.strategy.root_device)
+            write_curves(output)
     assert best.best_model_score is not None
     return TrainingResult(
         output=output,
@@ -172,6 +179,16 @@ def _prepare(config: Config) -> tuple[RelaxedEnergyTraining, Sequence[Data], lis
     model.energy_std.fill_(data.energy_std or statistics.energy_std)
     model.delta_pos_std.fill_(statistics.delta_pos_std)
     return RelaxedEnergyTraining(config, model, metadata), train_set, val_sets
+
+
+def _take_over(config: Config, module: RelaxedEnergyTraining, tell: bool) -> None:
+    """Start from the weights of another training, and say which those are."""
+    source = config.training.init_from
+    assert source is not None
+    transfer = initialize_from(module.model, source, config.training.init_skip)
+    if tell:
+        for line in transfer.lines():
+            print(f"molflt: {source}: {line}", file=sys.stderr)
 
 
 def _describe_domain(config: Config, paths: Iterable[str], device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import logging
 import math
@@ -13,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
-from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from lightning.pytorch.utilities import rank_zero_only
@@ -125,11 +126,16 @@ def make_strategy(config: Config, num_processes: int) -> Strategy | str:
     return DDPStrategy(**options)
 
 
-def make_loggers(config: Config, output: Path, first_step: int) -> list[Logger]:
-    """metrics.csv and what else is asked for; one that goes on at `first_step` logs anew what came after.
+def check_loggers(config: Config) -> None:
+    """Raise `InputError` where Weights & Biases is asked for and is not installed."""
+    if config.training.wandb and importlib.util.find_spec("wandb") is None:
+        raise InputError(
+            "training.wandb is set, but Weights & Biases is not installed; pip install wandb, or leave it out"
+        )
 
-    Raises `InputError` where Weights & Biases is asked for and is not installed.
-    """
+
+def make_loggers(config: Config, output: Path, first_step: int) -> list[Logger]:
+    """metrics.csv and what else is asked for; one that goes on at `first_step` logs anew what came after."""
     loggers: list[Logger] = [MetricsCsv(output / "metrics.csv", metric_names(config))]
     if config.training.tensorboard:
         purge: dict[str, Any] = {"purge_step": first_step + 1} if first_step else {}

@@ -30,6 +30,7 @@ def test_a_run_folder_holds_configuration_metrics_checkpoints_and_events(finishe
     assert sorted(path.name for path in output.iterdir()) == [
         "checkpoints",
         "config.yaml",
+        "loss.png",
         "metrics.csv",
         "tensorboard",
         "versions.json",
@@ -205,6 +206,21 @@ def test_a_folder_that_cannot_be_made_is_an_input_error(tiny_config, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match=r"cannot write the run folder .*choose another --training\.output"):
         train(tiny_config(tmp_path / "notes.txt" / "run"), progress=False)
+
+
+def test_loggers_are_as_asked_for(tiny_config, tmp_path, monkeypatch):
+    """metrics.csv always, TensorBoard unless it is turned off; Weights & Biases has to be installed."""
+    settings = {"training.epochs": 1, "data.val_splits": "[val_b]", "training.tensorboard": False}
+    output = train(tiny_config(tmp_path / "run", **settings), progress=False).output
+    assert len(rows_of(output)) == 1
+    assert not (output / "tensorboard").exists()
+    find_spec = trainer.importlib.util.find_spec
+    monkeypatch.setattr(
+        trainer.importlib.util, "find_spec", lambda name: None if name == "wandb" else find_spec(name)
+    )
+    with pytest.raises(InputError, match=r"Weights & Biases is not installed; pip install wandb"):
+        train(tiny_config(tmp_path / "other", **settings | {"training.wandb": "flt"}), progress=False)
+    assert not (tmp_path / "other").exists()
 
 
 def test_overwrite_replaces_the_runs_files_and_no_others(tiny_config, tmp_path):
