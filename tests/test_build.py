@@ -7,7 +7,7 @@ import torch
 import yaml
 from torch_geometric.data import Batch, Data
 
-from molflt.build import build_dataset, build_model, build_transform
+from molflt.build import build_augmentation, build_dataset, build_model, build_transform
 from molflt.config import AttentionConfig, DataConfig, ModelConfig, config_keys, load_config
 from molflt.data.transforms import random_rotation
 from molflt.errors import InputError
@@ -145,6 +145,23 @@ def test_transform_caps_neighbours():
     free = build_transform(DataConfig(radius=5.0), training=False)(toy_slab())
     capped = build_transform(DataConfig(radius=5.0, max_neighbors=5), training=False)(toy_slab())
     assert capped.num_edges < free.num_edges
+
+
+def test_transform_augments_for_training_only():
+    """Rotation and interpolation move atoms, and the graph is that of where they are."""
+    settings = {"interpolate_fraction": 1.0, "noise_std": 0.2, "random_rotation": "any"}
+    config = DataConfig(radius=5.0, **settings)
+    labelled = toy_slab()
+    labelled.pos_relaxed = labelled.pos + 0.1
+    plain = build_transform(config, training=False)(labelled)
+    assert torch.equal(plain.pos, labelled.pos)
+    assert torch.equal(plain.cell, labelled.cell)
+    augmented = build_transform(config, training=True)(labelled)
+    assert (augmented.cell - labelled.cell).abs().max() > 0.1
+    torch.testing.assert_close(augmented.pos + augmented.delta_pos, augmented.pos_relaxed, rtol=0, atol=1e-5)
+    graph = build_transform(config, training=False)(augmented)
+    assert torch.equal(augmented.edge_index, graph.edge_index)
+    assert build_augmentation(DataConfig()) == []
 
 
 def test_dataset_is_the_named_split_ready_for_the_model(monkeypatch):

@@ -14,7 +14,7 @@ from torch_geometric.data import Data, Dataset
 from molflt.data.fields import StructureData
 from molflt.data.lmdb import RecordReader
 from molflt.data.records import normalize_record
-from molflt.data.sizes import KEEP_FROM, RecordSizes, record_sizes
+from molflt.data.sizes import KEEP_FROM, RecordSizes, graph_edges, record_sizes
 from molflt.errors import InputError
 
 _DOMAINS = ("id", "ood_ads", "ood_cat", "ood_both")
@@ -76,8 +76,25 @@ class OC20IS2RE(Dataset):
         """Id, atoms and edges of each sample of this data set (or slice of one), without reading them."""
         if self._sizes is None:
             self._sizes = record_sizes(self._reader, progress=len(self._reader) >= KEEP_FROM)
-        rows = torch.as_tensor(list(self.indices()), dtype=torch.int64)
+        rows = self._rows()
         return RecordSizes(*(column[rows] for column in self._sizes))
+
+    def edge_counts(self, settings: str) -> Tensor:
+        """Edges of each sample after `transform`, int64 [N]; large data sets are read for it only once.
+
+        Args:
+            settings: what the transform's graph depends on, in words: counts kept for others are not used.
+        """
+
+        def count(index: int) -> int:
+            sample = self.get(index)
+            return (sample if self.transform is None else self.transform(sample))["edge_index"].shape[1]
+
+        counts = graph_edges(self._reader, count, settings, progress=len(self._reader) >= KEEP_FROM)
+        return counts[self._rows()]
+
+    def _rows(self) -> Tensor:
+        return torch.as_tensor(list(self.indices()), dtype=torch.int64)
 
     @property
     def sids(self) -> Tensor:

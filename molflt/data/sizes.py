@@ -2,7 +2,8 @@
 
 Counting means looking at every record once, a few minutes for 460,328 of them. So the counts of a large
 file are kept beside it, in `<name>.sizes.npz`, with a fingerprint of the file's content; if the file changes,
-the counts are taken again. Where the folder cannot be written, they are taken each time.
+the counts are taken again. Where the folder cannot be written, they are taken each time. The edges of graphs
+that are made on reading are counted and kept in the same way, in `<name>.edges.npz`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import os
 import zipfile
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,6 +58,30 @@ def record_sizes(reader: RecordReader, progress: bool = False) -> RecordSizes:
     return RecordSizes(*(torch.from_numpy(column) for column in np.concatenate(tables, axis=1)))
 
 
+def graph_edges(
+    reader: RecordReader, count_edges: Callable[[int], int], settings: str, progress: bool = False
+) -> Tensor:
+    """Edges of the graph made of each record, int64 [N], from the kept counts where they match.
+
+    Args:
+        reader: the records.
+        count_edges: of the record with this index.
+        settings: what the graphs depend on beside the records, in words; kept counts for others do not match.
+        progress: show a progress bar on stderr while counting.
+    """
+
+    def count(file: RecordFile, first: int) -> np.ndarray:
+        indices = _indices(file, "Counting edges", progress)
+        return np.array([[count_edges(first + index) for index in indices]], dtype=np.int64)
+
+    tables, first = [], 0
+    for file in reader.files:
+        path = file.path.with_name(f"{file.path.name}.edges.npz")
+        tables.append(_kept(file, path, settings, 1, partial(count, file, first)))
+        first += len(file)
+    return torch.from_numpy(np.concatenate(tables, axis=1)[0])
+
+
 def content_fingerprint(file: RecordFile) -> str:
     """SHA-256 over an LMDB file's size, transaction number and 256 of its pages, evenly spread.
 
@@ -75,26 +102,35 @@ def sizes_path(path: Path) -> Path:
 
 def _file_sizes(file: RecordFile, first: int, progress: bool) -> np.ndarray:
     """Rows sid, atoms, edges; `first` is the place of the file's first record, its id where it has none."""
+    return _kept(file, sizes_path(file.path), "", 3, lambda: _count(file, first, progress))
+
+
+def _kept(
+    file: RecordFile, path: Path, settings: str, rows: int, count: Callable[[], np.ndarray]
+) -> np.ndarray:
+    """The table [rows, records] that `count` makes, kept in `path` for a large file."""
     if len(file) < KEEP_FROM:
-        return _count(file, first, progress)
-    kept, fingerprint = sizes_path(file.path), content_fingerprint(file)
-    table = _load(kept, fingerprint, len(file))
+        return count()
+    fingerprint = f"{content_fingerprint(file)} {settings}".strip()
+    table = _load(path, fingerprint, (rows, len(file)))
     if table is None:
-        table = _count(file, first, progress)
-        _keep(kept, fingerprint, table)
+        table = count()
+        _keep(path, fingerprint, table)
     return table
+
+
+def _indices(file: RecordFile, text: str, progress: bool) -> Iterable[int]:
+    if not progress:
+        return range(len(file))
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(range(len(file)), f"{text} in {file.path.name}", console=Console(stderr=True))
 
 
 def _count(file: RecordFile, first: int, progress: bool) -> np.ndarray:
     table = np.zeros((3, len(file)), dtype=np.int64)
-    indices = range(len(file))
-    if progress:
-        from rich.console import Console
-        from rich.progress import track
-
-        indices = track(
-            indices, description=f"Counting atoms in {file.path.name}", console=Console(stderr=True)
-        )
+    indices = _indices(file, "Counting atoms", progress)
     for index in indices:
         name = file.name(index)
         shapes, sid = peek_record(file.read(index), name)
@@ -106,15 +142,11 @@ def _count(file: RecordFile, first: int, progress: bool) -> np.ndarray:
     return table
 
 
-def _load(path: Path, fingerprint: str, count: int) -> np.ndarray | None:
+def _load(path: Path, fingerprint: str, shape: tuple[int, int]) -> np.ndarray | None:
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as kept:
             table = kept["sizes"]
-            if (
-                str(kept["fingerprint"]) == fingerprint
-                and table.shape == (3, count)
-                and table.dtype == np.int64
-            ):
+            if str(kept["fingerprint"]) == fingerprint and table.shape == shape and table.dtype == np.int64:
                 return table
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         pass

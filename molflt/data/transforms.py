@@ -135,7 +135,8 @@ class InterpolateNoise(BaseTransform):
 
         pos_i + u_i Δpos_i + noise_std n_i,    u_i uniform in [0, 1), n_i normal, Δpos the minimum image,
 
-    and `delta_pos` is set to what is then left to `pos_relaxed`; `pos_relaxed` and the target energy stay.
+    and `delta_pos` is set to what is then left to `pos_relaxed`; `pos_relaxed` and the target energy stay. A
+    `delta_pos` that is there already (from `DeltaPos`) is believed, as finding it takes half of the time.
     Free atoms are those not `fixed`; where no `fixed` is given, those with tag > 0; else all. Edges are
     removed, moved or not, as they would be stale: `RadiusGraph` comes after this.
 
@@ -168,7 +169,9 @@ class InterpolateNoise(BaseTransform):
                 f"structure {_name(data)} has no pos_relaxed to interpolate to; leave InterpolateNoise out"
             )
         pos: Tensor = data["pos"]
-        delta_pos = minimum_image(data.pos_relaxed - pos, *cell_and_pbc(data))
+        delta_pos = data.get("delta_pos")
+        if delta_pos is None:
+            delta_pos = minimum_image(data.pos_relaxed - pos, *cell_and_pbc(data))
         if torch.rand((), generator=self.generator).item() < self.probability:
             factor = torch.rand(len(pos), 1, generator=self.generator, dtype=pos.dtype)
             noise = self.noise_std * torch.randn(pos.shape, generator=self.generator, dtype=pos.dtype)

@@ -7,7 +7,9 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -16,6 +18,8 @@ from molflt.models.references import ReferenceFit
 
 TOTAL_ENERGY_BELOW = -50.0
 """eV per system."""
+COARSE_LABEL = 0.002
+"""eV; a tenth of the error that OC20's EwT allows."""
 
 
 def cached(dataset: Sequence[Data], limit_bytes: float, probe: int = 32) -> Sequence[Data]:
@@ -97,29 +101,41 @@ def measure_statistics(
 def fit_references(samples: Iterable[Data], split: str) -> Tensor:
     """Energies per element [119], eV, that explain the split's targets best (`ReferenceFit`).
 
-    Raises `InputError` for an empty split, a missing or non-finite label.
+    Raises `InputError` for an empty split, a missing or non-finite label. Warns (`InputWarning`) where
+    targets are so large that their float32 is coarse.
     """
-    fit, count = ReferenceFit(), 0
+    fit, count, largest = ReferenceFit(), 0, 0.0
     for sample in samples:
-        fit.add(sample.atomic_numbers, _label(sample, split))
+        energy = _label(sample, split)
+        fit.add(sample.atomic_numbers, energy)
+        largest = max(largest, abs(energy))
         count += 1
     if count == 0:
         raise InputError(f"split {split!r} is empty; training needs at least one system in it")
+    spacing = float(np.spacing(np.float32(largest)))
+    if spacing > COARSE_LABEL:
+        _warn(
+            f"targets of split {split!r} reach {largest:.0f} eV, where the data's float32 has steps of "
+            f"{spacing:.2g} eV; subtract an energy per element before writing the data set"
+        )
     return fit.solve()
 
 
 def warn_of_total_energies(energy_mean: float, split: str) -> None:
     """An `InputWarning` where the mean of the targets, eV, is far below any adsorption energy."""
     if energy_mean < TOTAL_ENERGY_BELOW:
-        warnings.warn(
+        _warn(
             f"the targets of split {split!r} are {energy_mean:.1f} eV per system on average: these look like "
             "total energies, and relaxed-energy models are meant for adsorption energies, E(slab with "
             "adsorbate) - E(slab) - E(adsorbate in the gas), a few eV each; train on those, or add "
             "--data.element_references true, which fits an energy per element, trains on what is left and "
-            "predicts total energies",
-            InputWarning,
-            stacklevel=3,
+            "predicts total energies"
         )
+
+
+@rank_zero_only
+def _warn(text: str) -> None:
+    warnings.warn(text, InputWarning, stacklevel=4)
 
 
 def check_labels(samples: Iterable[Data], split: str) -> int:

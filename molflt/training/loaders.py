@@ -20,7 +20,7 @@ from molflt.build import build_augmentation, build_dataset
 from molflt.config import Config, DataConfig
 from molflt.data.batching import SystemBatchSampler, describe_oversized
 from molflt.data.datasets import OC20IS2RE
-from molflt.errors import InputWarning
+from molflt.errors import InputError, InputWarning
 from molflt.training.data import cached
 
 
@@ -73,7 +73,6 @@ def build_loader(
     training: bool,
     num_replicas: int = 1,
     rank: int = 0,
-    pin_memory: bool = False,
 ) -> DataLoader:
     """The batches of one process, for training or validation; its `batch_sampler` is a `SystemBatchSampler`.
 
@@ -83,11 +82,17 @@ def build_loader(
         training: shuffle, augment, and keep the replicas in step.
         num_replicas: processes that share the split.
         rank: number of this one.
-        pin_memory: for faster copies to a GPU.
 
-    Warns (`InputWarning`, on rank 0) where systems are larger than the budget.
+    Raises `InputError` where there are no relaxed positions to interpolate to. Warns (`InputWarning`, on rank
+    0) where systems are larger than the budget.
     """
     data = config.data
+    # The records of a data set have the same fields, so the first one tells.
+    if training and data.interpolate_fraction and samples[0].get("pos_relaxed") is None:
+        raise InputError(
+            f"split {data.train_split!r} has no pos_relaxed to interpolate to; "
+            "set data.interpolate_fraction to 0"
+        )
     sizes = system_sizes(samples, data)
     budget = data.max_atoms or data.max_edges
     if budget and rank == 0:
@@ -111,7 +116,8 @@ def build_loader(
         batch_sampler=sampler,
         num_workers=data.num_workers,
         persistent_workers=data.num_workers > 0,
-        pin_memory=pin_memory,
+        # Copies from pinned memory to a GPU are faster.
+        pin_memory=config.training.accelerator != "cpu" and torch.cuda.is_available(),
         # For the workers' own seeds, which would else advance torch's global random state.
         generator=torch.Generator().manual_seed(config.seed),
     )
@@ -120,10 +126,11 @@ def build_loader(
 def system_sizes(samples: Sequence[Data], config: DataConfig) -> np.ndarray:
     """What the budget of a batch counts, for each system: its atoms, or the edges of its graph.
 
-    Atoms are known from the data set's side index; edges depend on the radius and are counted sample by
-    sample. Zeros where batches have no budget.
+    Of a data set that is not in memory both come from its side indices. Zeros where batches have no budget.
     """
     if config.max_edges is not None:
+        if isinstance(samples, OC20IS2RE):
+            return samples.edge_counts(f"radius {config.radius} max_neighbors {config.max_neighbors}").numpy()
         return np.array([samples[index]["edge_index"].shape[1] for index in range(len(samples))])
     if config.max_atoms is None:
         return np.zeros(len(samples), dtype=np.int64)

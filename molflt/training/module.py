@@ -243,7 +243,9 @@ class RelaxedEnergyTraining(LightningModule):
             self.average.exchange()
 
     def validation_step(self, batch: Data, batch_idx: int, dataloader_idx: int = 0) -> None:
-        energy = self.model(batch).energy
+        # In full precision, as evaluation and prediction are: the same weights get the same score.
+        with torch.autocast(self.device.type, enabled=False):
+            energy = self.model(batch).energy
         target = batch.y_relaxed.to(energy.dtype)
         for metric in self._val_metrics_of(dataloader_idx):
             metric.update(energy, target)

@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from molflt.data import sizes as module
+from molflt.data.datasets import OC20IS2RE
 from molflt.data.lmdb import RecordReader, write_lmdb
-from molflt.data.sizes import content_fingerprint, record_sizes, sizes_path
+from molflt.data.sizes import content_fingerprint, graph_edges, record_sizes, sizes_path
+from molflt.data.transforms import RadiusGraph
 from molflt.errors import InputError
 from molflt.testing import toy_records, write_toy_lmdb
 
@@ -107,3 +109,38 @@ def test_the_progress_bar_goes_to_stderr(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert "Counting atoms in x.lmdb" in err
+
+
+def test_edges_of_graphs_are_counted_once_for_each_kind_of_graph(tmp_path):
+    """5 records of one file are kept and 2 of another are not; other settings or data are counted anew."""
+    write_toy_lmdb(tmp_path / "a.lmdb", 5)
+    write_toy_lmdb(tmp_path / "b.lmdb", 2, first_seed=50)
+    asked = []
+
+    def edges(index: int, factor: int = 10) -> int:
+        asked.append(index)
+        return factor * index + 3
+
+    def check_edges(settings: str, indices: list[int], factor: int = 10) -> None:
+        counts = graph_edges(RecordReader(tmp_path), lambda index: edges(index, factor), settings)
+        assert counts.dtype == torch.int64
+        assert counts.tolist() == [factor * index + 3 for index in range(7)]
+        assert asked == indices
+        asked.clear()
+
+    check_edges("radius 6.0", [0, 1, 2, 3, 4, 5, 6])
+    check_edges("radius 6.0", [5, 6])
+    check_edges("radius 5.0", [0, 1, 2, 3, 4, 5, 6], factor=7)
+    write_lmdb(tmp_path / "a.lmdb", toy_records(5, 9))
+    check_edges("radius 5.0", [0, 1, 2, 3, 4, 5, 6])
+    assert (tmp_path / "a.lmdb.edges.npz").exists()
+    assert not (tmp_path / "b.lmdb.edges.npz").exists()
+
+
+def test_a_data_set_counts_the_edges_of_its_samples(tmp_path):
+    """After the transform, and for a slice in its own order."""
+    dataset = OC20IS2RE(write_toy_lmdb(tmp_path / "x.lmdb", 5), transform=RadiusGraph(4.0))
+    expected_edges = [sample.edge_index.shape[1] for sample in dataset]
+    assert dataset.edge_counts("radius 4.0").tolist() == expected_edges
+    assert len(set(expected_edges)) == 5
+    assert dataset[[3, 1]].edge_counts("radius 4.0").tolist() == [expected_edges[3], expected_edges[1]]

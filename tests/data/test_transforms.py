@@ -182,6 +182,14 @@ def test_interpolation_leaves_the_end_point_and_the_target() -> None:
     assert not torch.allclose(out.pos[3:], data.pos[3:], atol=1e-3)
 
 
+def test_interpolation_takes_a_delta_pos_that_is_there() -> None:
+    """After `DeltaPos` it gives what it gives alone."""
+    alone = InterpolateNoise(1.0, 0.3, torch.Generator().manual_seed(7))(slab())
+    after = InterpolateNoise(1.0, 0.3, torch.Generator().manual_seed(7))(DeltaPos()(slab()))
+    assert torch.equal(after.pos, alone.pos)
+    assert torch.equal(after.delta_pos, alone.delta_pos)
+
+
 def test_interpolation_noise_has_the_given_deviation() -> None:
     """Where nothing relaxes, displacements of 3,000 coordinates have std 0.3 Å within 4 standard errors."""
     pos = torch.zeros(1000, 3, dtype=torch.float64)

@@ -4,12 +4,14 @@ import pytest
 import torch
 
 from molflt.data.fields import StructureData
-from molflt.errors import InputError
+from molflt.errors import InputError, InputWarning
 from molflt.training.data import (
     cached,
     check_labels,
+    fit_references,
     measure_statistics,
     sample_bytes,
+    warn_of_total_energies,
 )
 
 
@@ -112,3 +114,38 @@ def test_a_set_above_the_limit_is_left_on_disk():
     dataset = Counted(5)
     assert cached(dataset, total - 1, probe=5) is dataset
     assert cached(dataset, 0, probe=5) is dataset
+
+
+def test_only_a_mean_below_minus_50_ev_looks_like_total_energies():
+    """OC20's own mean is -1.5 eV; warnings are errors here."""
+    for mean in (-1.5, -50.0, 1e5):
+        warn_of_total_energies(mean, "train")
+    with pytest.warns(InputWarning, match=r"split 'train' are -50\.1 eV per system"):
+        warn_of_total_energies(-50.1, "train")
+
+
+def test_references_are_taken_from_the_energies_before_they_are_measured():
+    """What is left of energies that are a sum over elements, plus one, minus one or nothing."""
+    references = torch.zeros(119, dtype=torch.float64)
+    references[29:36] = -100.0 * torch.arange(1, 8, dtype=torch.float64)
+    rests = [1.0, -1.0, 0.0]
+    samples = [sample(number) for number in range(3)]
+    for item, rest in zip(samples, rests, strict=True):
+        item.y_relaxed = torch.tensor([references[item.atomic_numbers].sum().item() + rest])
+    statistics = measure_statistics(samples, "train", False, references)
+    assert statistics.energy_mean == pytest.approx(0.0, abs=1e-12)
+    assert statistics.energy_std == pytest.approx((2 / 3) ** 0.5, rel=1e-12)
+
+
+def test_references_need_labels_and_say_where_float32_is_coarse():
+    """131,073 eV has steps of 0.016 eV; 16,383 eV of 0.001 eV."""
+    with pytest.raises(InputError, match="split 'train' is empty"):
+        fit_references([], "train")
+    with pytest.raises(InputError, match="sid 101 of split 'train' has no y_relaxed"):
+        fit_references([sample(0), sample(1, y_relaxed=None)], "train")
+    fit_references([sample(0, y_relaxed=torch.tensor([-16_383.0]))], "train")
+    with pytest.warns(
+        InputWarning, match=r"reach 131073 eV, where the data's float32 has steps of 0\.016 eV"
+    ):
+        references = fit_references([sample(0, y_relaxed=torch.tensor([-131_073.0]))], "train")
+    assert references[29].item() == pytest.approx(-131_073 / 2)

@@ -9,7 +9,7 @@ from molflt.data.datasets import OC20IS2RE
 from molflt.data.graphs import minimum_image
 from molflt.data.lmdb import write_lmdb
 from molflt.data.transforms import RadiusGraph
-from molflt.errors import InputWarning
+from molflt.errors import InputError, InputWarning
 from molflt.training.loaders import build_loader, prepared_samples, system_sizes
 
 AUGMENTED = {"data.interpolate_fraction": 0.5, "data.noise_std": 0.1, "data.random_rotation": "any"}
@@ -65,18 +65,20 @@ def test_replicas_read_every_system_once(loaded):
 
 
 def test_budgets_count_the_atoms_and_edges_of_prepared_samples(tiny_config, tmp_path):
-    """Atoms come from the side index or from samples in memory; edges are those of the graph in use."""
+    """From the side indices or from samples in memory alike; edges are those of the graph in use."""
     for cache in (0, 1):
         config = tiny_config(tmp_path, **{"training.cache_gib": cache, "data.max_atoms": 40})
         samples = prepared_samples(config, "train")
         assert isinstance(samples, OC20IS2RE) == (cache == 0)
         assert system_sizes(samples, config.data).tolist() == [5, 7, 11, 13, 17, 5, 7, 11, 13, 17, 5]
-    config = tiny_config(tmp_path, **{"data.max_edges": 800, "data.radius": 5.0})
-    counted = system_sizes(prepared_samples(config, "val_b"), config.data)
-    graph = RadiusGraph(5.0)
-    expected = [graph(sample).edge_index.shape[1] for sample in OC20IS2RE(config.data.root, "val_b")]
-    assert counted.tolist() == expected
-    assert len(set(expected)) == 5
+        edges = tiny_config(
+            tmp_path, **{"training.cache_gib": cache, "data.max_edges": 800, "data.radius": 5.0}
+        )
+        counted = system_sizes(prepared_samples(edges, "val_b"), edges.data)
+        graph = RadiusGraph(5.0)
+        expected = [graph(sample).edge_index.shape[1] for sample in OC20IS2RE(edges.data.root, "val_b")]
+        assert counted.tolist() == expected
+        assert len(set(expected)) == 5
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -166,12 +168,13 @@ def test_rotation_about_z_keeps_the_vertical_and_turns_the_rest(tiny_config, tmp
 
 
 def test_samples_without_relaxed_positions_can_not_be_interpolated(tiny_config, toy_root, tmp_path):
-    """The transform's own error names the system."""
+    """The error names the split and the setting, before the first batch."""
     records = [sample.to_dict() for sample in OC20IS2RE(toy_root, "val_b")]
     for record in records:
         del record["pos_relaxed"]
     write_lmdb(tmp_path / "train" / "data.lmdb", records)
     config = tiny_config(tmp_path, **{"data.root": tmp_path, "data.interpolate_fraction": 1.0})
-    loader = build_loader(prepared_samples(config, "train"), config, training=True)
-    with pytest.raises(ValueError, match=r"structure sid 12\d\d has no pos_relaxed to interpolate to"):
-        next(iter(loader))
+    samples = prepared_samples(config, "train")
+    with pytest.raises(InputError, match=r"'train' has no pos_relaxed.*set data\.interpolate_fraction to 0"):
+        build_loader(samples, config, training=True)
+    assert len(build_loader(samples, config, training=False)) == 2
