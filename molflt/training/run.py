@@ -94,11 +94,9 @@ def train(
         check_continues(point, config, data)
     with isolate_rng(), quiet_libraries():
         seed_everything(config.seed, workers=True, verbose=False)
-        module, train_set, val_sets = _prepare(config)
+        module, train_set, val_sets = prepare_training(config)
         if config.training.init_from is not None and not (point and point.step):
             _take_over(config, module, tell=progress and is_first)
-        if is_first:
-            _open_run_folder(output, config, data, point)
         best, last = checkpoint_callbacks(config, output)
         writer = ResumeWriter(output / "checkpoints", config.training.checkpoint_every, data)
         shown = [TrainingProgress()] if progress else []
@@ -113,6 +111,8 @@ def train(
         val_loaders = [build_loader(val_set, config, False, *place) for val_set in val_sets]
         if point is not None:
             _go_to(train_loader, point)
+        if is_first:
+            _open_run_folder(output, config, data, point)
         with memory.told():
             _fit(trainer, module, train_loader, val_loaders, point)
         if trainer.is_global_zero:
@@ -151,7 +151,7 @@ def _go_to(loader: DataLoader, point: ResumePoint) -> None:
     sampler.start_batch = point.batch
 
 
-def _prepare(config: Config) -> tuple[RelaxedEnergyTraining, Sequence[Data], list[Sequence[Data]]]:
+def prepare_training(config: Config) -> tuple[RelaxedEnergyTraining, Sequence[Data], list[Sequence[Data]]]:
     """The network with the scales of its data, and the splits, all of it read and checked."""
     data = config.data
     train_set = prepared_samples(config, data.train_split)
