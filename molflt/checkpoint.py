@@ -16,10 +16,11 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO, cast
 
 import torch
 from torch import Tensor
@@ -116,20 +117,62 @@ def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Non
 
 
 def write_atomically(content: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """`torch.save` to a neighbouring file that then takes the name: `path` is whole or untouched."""
+    """`torch.save` to a neighbouring file that then takes the name: `path` is whole or untouched.
+
+    Raises `InputError` where the disk is full or can not be written.
+    """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        torch.save(dict(content), partial)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            sink = _Sink(file)
+            try:
+                torch.save(dict(content), cast("IO[bytes]", sink))
+            except RuntimeError:
+                # torch reports what its writer met as a state of its own.
+                if sink.error is None:
+                    raise
+                raise sink.error from None
+            file.flush()
+            os.fsync(file.fileno())
         partial.replace(target)
+    except OSError as error:
+        intact = ", the one written before is intact" if target.exists() else ""
+        raise InputError(
+            f"cannot write {target}: {error.strerror}{intact}; make room there (a training run then goes on "
+            "with --resume)"
+        ) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+class _Sink:
+    """A file as `torch.save` needs it, which remembers why it could not be written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        try:
+            self.file.flush()
+        except OSError as error:
+            self.error = error
+            raise
 
 
 def update_metadata(path: str | os.PathLike[str], **changes: Any) -> None:
     """Replace entries of a checkpoint file's metadata, and leave all else in it as it is."""
-    content = dict(_read_archive(Path(path)))
+    content = dict(read_archive(Path(path)))
     section = content["molflt"]
     metadata = asdict(replace(_metadata(section["metadata"], path), **changes))
     write_atomically({**content, "molflt": {**section, "metadata": metadata}}, path)
@@ -143,7 +186,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     written by a newer format than this molflt reads.
     """
     path = resolve_checkpoint(path)
-    content = _read_archive(path)
+    content = read_archive(path)
     section = content.get("molflt")
     if not isinstance(section, Mapping) or section.get("format") != FORMAT:
         raise InputError(f"{path} is no molflt checkpoint; give one that `molflt train` wrote")
@@ -164,7 +207,11 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     return Checkpoint(config, model.eval(), metadata)
 
 
-def _read_archive(path: Path) -> Mapping[str, Any]:
+def read_archive(path: Path) -> Mapping[str, Any]:
+    """What is in a `torch.save` file of plain values and tensors, on the CPU, its checksums verified.
+
+    Raises `InputError` for a file that is missing, cut, altered or foreign.
+    """
     try:
         if path.is_dir():
             raise InputError(

@@ -6,22 +6,52 @@ Imports no torch, so that a refusal is instant.
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from molflt.config import Config, save_config
 from molflt.errors import InputError
 
-ENTRIES = ("config.yaml", "metrics.csv", "checkpoints", "tensorboard")
+ENTRIES = (
+    "config.yaml",
+    "versions.json",
+    "metrics.csv",
+    "loss.png",
+    "checkpoints",
+    "tensorboard",
+    "wandb",
+    "nonfinite",
+)
 """What a run writes, and what a new run in the same folder replaces."""
 
+RESUME_NEWEST, RESUME_PREVIOUS = "resume.ckpt", "resume-previous.ckpt"
+"""In `checkpoints`: the state to continue from, and the one before it."""
 
-def check_run_folder(output: Path, overwrite: bool) -> None:
-    """Raise `InputError` where a run folder can not be made or has content that is not to be replaced."""
+
+def has_resume_state(output: Path) -> bool:
+    """Whether a run in this folder has left a state to continue from, whole or not."""
+    return any((output / "checkpoints" / name).exists() for name in (RESUME_NEWEST, RESUME_PREVIOUS))
+
+
+def check_run_folder(output: Path, overwrite: bool = False, resume: bool = False) -> None:
+    """Raise `InputError` where a run folder can not be made or has content that is not to be replaced.
+
+    With `resume`, a folder that is absent, is empty or holds a run that was stopped before its first step is
+    as good as one with a state to continue from: the run starts in it.
+    """
     choose = "choose another --training.output"
+    if overwrite and resume:
+        raise InputError("--overwrite discards the run that --resume continues; give one of them")
     if output.exists() and not output.is_dir():
         raise InputError(f"the run folder {output} is a file; {choose}")
-    if not output.is_dir() or not any(output.iterdir()):
+    if not output.is_dir() or (resume and has_resume_state(output)):
         return
+    if not any(entry.suffix != ".partial" for entry in output.iterdir()):
+        return
+    if resume:
+        if (output / "config.yaml").is_file() and not any((output / "checkpoints").glob("*.ckpt")):
+            return
+        raise InputError(f"{output} holds no run that can be continued; {choose} or add --overwrite")
     if not overwrite:
         raise InputError(f"the run folder {output} is not empty; {choose} or add --overwrite")
     if not (output / "config.yaml").is_file():
@@ -31,7 +61,8 @@ def check_run_folder(output: Path, overwrite: bool) -> None:
 def prepare_run_folder(output: Path, config: Config) -> None:
     """Make the run folder, without what an earlier run left in it, and write config.yaml."""
     try:
-        for entry in (output / name for name in ENTRIES):
+        # config.yaml goes last: it marks the folder as a run's.
+        for entry in (output / name for name in reversed(ENTRIES)):
             if entry.is_dir():
                 shutil.rmtree(entry)
             else:
@@ -42,3 +73,16 @@ def prepare_run_folder(output: Path, config: Config) -> None:
         raise InputError(
             f"cannot write the run folder {output}: {error.strerror}; choose another --training.output"
         ) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that appears whole or not at all; `InputError` where that fails."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}; make room there") from error
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)

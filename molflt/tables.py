@@ -10,6 +10,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from molflt.evaluation import SplitScore
     from molflt.prediction import Prediction
+    from molflt.training import TrainingResult
 
 
 def score_tables(scores: Sequence[SplitScore]) -> list[Table]:
@@ -110,3 +111,21 @@ def inspection_tables(summary: Mapping[str, Any]) -> list[Table]:
     for symbol, count in summary["elements"].items():
         elements.add_row(symbol, str(count))
     return [fields, content, elements]
+
+
+def seed_table(results: Mapping[int, TrainingResult], split: str) -> Table:
+    """What each seed gave on a validation split, with mean and standard deviation over the seeds."""
+    from molflt.training import summarize
+
+    table = Table(caption=f"energy MAE on {split}; std: sample standard deviation over seeds")
+    table.add_column("seed", justify="right")
+    for heading in ("best (eV)", "last (eV)", "steps left out"):
+        table.add_column(heading, justify="right")
+    for seed, result in results.items():
+        maes = (f"{value:.4f}" for value in (result.best_energy_mae, result.last_energy_mae))
+        table.add_row(str(seed), *maes, str(len(result.skipped)))
+    table.add_section()
+    summary = summarize(results)
+    table.add_row("mean", f"{summary.best_mean:.4f}", f"{summary.last_mean:.4f}", "")
+    table.add_row("std", f"{summary.best_std:.4f}", f"{summary.last_std:.4f}", "")
+    return table

@@ -1,5 +1,6 @@
 """Checkpoints: an exact round trip, one clear error for every file that is none, and nothing executed."""
 
+import errno
 import io
 import os
 import pickle
@@ -208,13 +209,21 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(saved, monkeypatch):
     checkpoint, path = saved
     before = path.read_bytes()
 
-    def fail(content, target):
-        target.write_bytes(b"half")
-        raise OSError("no space left")
+    write = module._Sink.write
+    written = 0
 
-    monkeypatch.setattr(module.torch, "save", fail)
-    with pytest.raises(OSError, match="no space"):
+    def fail(self, data):
+        nonlocal written
+        written += len(data)
+        if written > 1000:
+            self.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise self.error
+        return write(self, data)
+
+    monkeypatch.setattr(module._Sink, "write", fail)
+    with pytest.raises(InputError, match=r"cannot write .*: No space left on device, the one written before"):
         save_checkpoint(path, checkpoint)
+    assert written > 1000
     assert path.read_bytes() == before
     assert [entry.name for entry in path.parent.iterdir()] == ["model.ckpt"]
 

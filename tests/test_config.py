@@ -174,6 +174,12 @@ INVALID = {
     "training.validate_every": 0,
     "training.cache_gib": -1.0,
     "optim.ema_decay": 1.0,
+    "training.checkpoint_every": -1,
+    "training.devices": 0,
+    "training.num_nodes": 0,
+    "training.init_from": "",
+    "training.init_skip": ["energy_head.*"],
+    "training.wandb": " ",
     "data.max_atoms": 0,
     "data.max_edges": 0,
     "data.interpolate_fraction": 1.5,
@@ -192,6 +198,9 @@ FREE = {
     "model.attention.share_rpe",
     "training.accelerator",
     "data.energy_meaning",
+    "training.on_nonfinite",
+    "training.strategy",
+    "training.tensorboard",
 }
 
 

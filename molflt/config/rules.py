@@ -87,3 +87,11 @@ def _training_rules(training: TrainingConfig) -> Iterator[Rule]:
     yield "training.redraw_every", training.redraw_every >= 0, "at least 0"
     yield "training.validate_every", training.validate_every >= 1, "at least 1"
     yield "training.cache_gib", 0 <= training.cache_gib < math.inf, "at least 0 and finite"
+    yield "training.checkpoint_every", training.checkpoint_every >= 0, "at least 0"
+    for name in ("devices", "num_nodes"):
+        value = getattr(training, name)
+        yield f"training.{name}", value is None or value >= 1, "null or at least 1"
+    start = training.init_from
+    yield "training.init_from", start is None or start.strip(), "null or a checkpoint"
+    yield "training.init_skip", start or not training.init_skip, "empty without training.init_from"
+    yield "training.wandb", training.wandb is None or training.wandb.strip(), "null or a project's name"

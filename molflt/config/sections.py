@@ -150,6 +150,25 @@ class TrainingConfig:
     precision: Precision = 32
     """Floating-point type of matrix products: `32` bits, or `bf16` or `fp16` by autocast, with attention
     features, energies and weights in float32 all the same."""
+    checkpoint_every: int = 0
+    """Steps between states to continue from within an epoch; 0 saves one after each epoch only."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """At a loss or gradient that is not finite: `stop` with a file to reproduce it, or `skip` the step."""
+    devices: int | None = None
+    """Processes on each node, a GPU or CPU share each; null takes what the launcher (torchrun, srun) started,
+    one process without a launcher. `data.batch_size` is that of each process."""
+    num_nodes: int | None = None
+    """Machines; null takes what the launcher says."""
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    """How processes share the work: `ddp` copies the model to each, `fsdp` shards it; `auto` is `ddp`."""
+    init_from: str | None = None
+    """Checkpoint (a file or the name of a shipped one) whose weights training starts from; null: new ones."""
+    init_skip: list[str] = field(default_factory=list)
+    """Patterns (`energy_head.*`) of weights that `init_from` may lack and that are not taken from it."""
+    tensorboard: bool = True
+    """Write TensorBoard events."""
+    wandb: str | None = None
+    """Weights & Biases project to log to, needs the package wandb; null does not."""
 
 
 @dataclass

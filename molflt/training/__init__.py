@@ -4,12 +4,18 @@ from molflt.training.averaging import WeightAverage
 from molflt.training.data import SplitStatistics, measure_statistics
 from molflt.training.module import RelaxedEnergyTraining
 from molflt.training.run import TrainingResult, train
+from molflt.training.several import SeedSummary, summarize, train_seeds
+from molflt.training.trainer import is_first_process
 
 __all__ = [
     "RelaxedEnergyTraining",
+    "SeedSummary",
     "SplitStatistics",
     "TrainingResult",
     "WeightAverage",
+    "is_first_process",
     "measure_statistics",
+    "summarize",
     "train",
+    "train_seeds",
 ]

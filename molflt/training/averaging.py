@@ -8,11 +8,19 @@ initialisation, be forgotten within a short run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import Parameter
 from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+
+def whole(value: Tensor) -> Tensor:
+    """A copy of a tensor; of one that is sharded over processes the whole, all of which have to call this."""
+    return value.full_tensor() if isinstance(value, DTensor) else value.clone()
 
 
 class WeightAverage:
@@ -42,3 +50,17 @@ class WeightAverage:
             parameter.copy_(other)
             other.copy_(value)
         self.exchanged = not self.exchanged
+
+    def state(self) -> dict[str, Any]:
+        """Number of updates and the average's tensors, to go on from."""
+        assert not self.exchanged, "the parameters hold the average itself"
+        return {"num_updates": self.num_updates, "values": [whole(value) for value in self._other]}
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave."""
+        self.num_updates = state["num_updates"]
+        for value, saved in zip(self._other, state["values"], strict=True):
+            if isinstance(value, DTensor):
+                saved = distribute_tensor(saved.to(value.device), value.device_mesh, value.placements)
+            value.copy_(saved)

@@ -10,6 +10,8 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from molflt.run_folder import write_text
+
 
 class MetricsCsv(Logger):
     """Appends what is logged to a CSV file with the columns `step` and those given; absent values stay empty.
@@ -42,3 +44,11 @@ class MetricsCsv(Logger):
             if new:
                 writer.writeheader()
             writer.writerow({"step": step, **metrics})
+
+
+def keep_rows(path: Path, count: int) -> None:
+    """Cut a file that `MetricsCsv` wrote after `count` rows, those of the epochs that a run goes on after."""
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    write_text(path, "".join(lines[: count + 1]))

@@ -2,43 +2,51 @@
 
 from __future__ import annotations
 
-import logging
-import math
+import json
 import signal
-import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from lightning.fabric.utilities.warnings import PossibleUserWarning
-from lightning.pytorch import Callback, Trainer, seed_everything
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.utilities.seed import isolate_rng
+from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
-from molflt.checkpoint import (
-    CheckpointMetadata,
-    load_checkpoint,
-    model_from_config,
-    update_metadata,
-    write_atomically,
-)
-from molflt.config import Config
+from molflt.checkpoint import CheckpointMetadata, load_checkpoint, model_from_config, update_metadata
+from molflt.config import Config, save_config
+from molflt.data.batching import SystemBatchSampler
 from molflt.domain import measure_domain
-from molflt.errors import InputError
-from molflt.run_folder import check_run_folder, prepare_run_folder
+from molflt.run_folder import check_run_folder, prepare_run_folder, write_text
+from molflt.training.curves import write_curves
 from molflt.training.data import check_labels, fit_references, measure_statistics, warn_of_total_energies
 from molflt.training.loaders import build_loader, prepared_samples
 from molflt.training.memory import OutOfMemoryReport
-from molflt.training.metrics_csv import MetricsCsv
-from molflt.training.module import RelaxedEnergyTraining, metric_names
+from molflt.training.metrics_csv import keep_rows
+from molflt.training.module import RelaxedEnergyTraining
 from molflt.training.precision import lightning_precision
 from molflt.training.progress import TrainingProgress
+from molflt.training.provenance import data_fingerprints, provenance
+from molflt.training.resume import (
+    ResumePoint,
+    ResumeWriter,
+    check_continues,
+    find_resume_point,
+    leave_only,
+)
+from molflt.training.trainer import (
+    LastEpochValidation,
+    check_loggers,
+    checkpoint_callbacks,
+    is_first_process,
+    make_loggers,
+    make_trainer,
+    quiet_libraries,
+    resolve_accelerator,
+)
+from molflt.training.transfer import initialize_from
 
 
 @dataclass(frozen=True)
@@ -52,79 +60,99 @@ class TrainingResult:
     """Weights of the last validation, which is after the last epoch."""
     best_energy_mae: float
     """Energy MAE of `best_checkpoint` on the first validation split, eV."""
+    last_energy_mae: float
+    """That of `last_checkpoint`."""
+    averaged: bool
+    """Whether the weights that were validated and saved are averages (EMA) of the trained ones."""
+    skipped: list[str]
+    """What was not finite in each step that was left out."""
 
 
-def train(config: Config, *, overwrite: bool = False, progress: bool = True) -> TrainingResult:
+def train(
+    config: Config, *, overwrite: bool = False, resume: bool = False, progress: bool = True
+) -> TrainingResult:
     """Train as configured and leave a run folder at `config.training.output`.
 
-    The folder holds config.yaml (complete), metrics.csv (a row per epoch), tensorboard/, and
-    checkpoints/best.ckpt and last.ckpt. Nothing is written before the data have been read and checked; a
-    folder with content is refused unless `overwrite`, which replaces the files of a run in it and no others.
-    torch's, NumPy's and Python's global random states are as before afterwards. Raises `InputError` for data
-    or a configuration that can not be trained on.
+    The folder holds config.yaml (complete), versions.json, metrics.csv (a row per epoch), loss.png,
+    tensorboard/, and in checkpoints/ best.ckpt, last.ckpt and the state to continue from. Nothing is written
+    before the data have been read and checked; a folder with content is refused unless `overwrite`, which
+    replaces the files of a run in it and no others, or `resume`, which continues the run in it with the same
+    settings (but for `molflt.training.resume.FREE_SETTINGS`) and ends with the weights that it would have
+    had; where there is nothing to continue it starts. torch's, NumPy's and Python's global random states are
+    as before afterwards. Raises `InputError` for data or a configuration that can not be trained on.
     """
     output = Path(config.training.output)
-    check_run_folder(output, overwrite)
-    accelerator = _accelerator(config)
+    accelerator = resolve_accelerator(config)
     precision = lightning_precision(config.training.precision, accelerator)
+    check_loggers(config)
+    is_first = is_first_process()
+    if is_first:
+        check_run_folder(output, overwrite, resume)
+    data = data_fingerprints(config.data)
+    point = find_resume_point(output) if resume else None
+    if point is not None:
+        check_continues(point, config, data)
     with isolate_rng(), quiet_libraries():
         seed_everything(config.seed, workers=True, verbose=False)
-        module, train_loader, val_loaders = _prepare(config)
-        prepare_run_folder(output, config)
-        best, last = _checkpoint_callbacks(config, output)
+        module, train_set, val_sets = prepare_training(config)
+        if config.training.init_from is not None and not (point and point.step):
+            _take_over(config, module, tell=progress and is_first)
+        best, last = checkpoint_callbacks(config, output)
+        writer = ResumeWriter(output / "checkpoints", config.training.checkpoint_every, data)
+        shown = [TrainingProgress()] if progress else []
         memory = OutOfMemoryReport(config.data)
-        callbacks = [LastEpochValidation(), *([TrainingProgress()] if progress else []), memory, best, last]
-        trainer = _trainer(config, accelerator, precision, output, callbacks)
+        loggers = make_loggers(config, output, point.step if point else 0)
+        callbacks = [LastEpochValidation(), *shown, memory, best, last, writer]
+        trainer = make_trainer(config, accelerator, precision, loggers, callbacks)
+        place = trainer.world_size, trainer.global_rank
+        train_loader = build_loader(train_set, config, True, *place)
+        if config.training.strategy == "fsdp":
+            place = 1, 0
+        val_loaders = [build_loader(val_set, config, False, *place) for val_set in val_sets]
+        if point is not None:
+            _go_to(train_loader, point)
+        if is_first:
+            _open_run_folder(output, config, data, point)
         with memory.told():
-            _fit(trainer, module, train_loader, val_loaders)
+            _fit(trainer, module, train_loader, val_loaders, point)
         if trainer.is_global_zero:
             paths = {best.best_model_path, last.best_model_path}
             _describe_domain(config, paths, trainer.strategy.root_device)
+            write_curves(output)
     assert best.best_model_score is not None
     return TrainingResult(
         output=output,
-        best_checkpoint=Path(best.best_model_path),
-        last_checkpoint=Path(last.best_model_path),
+        best_checkpoint=output / "checkpoints" / Path(best.best_model_path).name,
+        last_checkpoint=output / "checkpoints" / Path(last.best_model_path).name,
         best_energy_mae=float(best.best_model_score),
+        last_energy_mae=module.val_metrics[f"{config.data.val_splits[0]}/energy_mae"],
+        averaged=config.optim.ema_decay > 0,
+        skipped=module.skipped,
     )
 
 
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Lightning's checkpoint files, each of which is whole or absent even where a run is killed."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        write_atomically(checkpoint, path)
-
-
-class LastEpochValidation(Callback):
-    """Validates after the last epoch even where it is no multiple of `training.validate_every`."""
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
-        if trainer.current_epoch + 1 == trainer.max_epochs:
-            trainer.check_val_every_n_epoch = 1
+def _open_run_folder(output: Path, config: Config, data: dict[str, str], point: ResumePoint | None) -> None:
+    """Make the folder for a new run, or bring it back to where the run goes on."""
+    if point is None:
+        prepare_run_folder(output, config)
+    else:
+        if point.note:
+            print(f"molflt: {point.note}", file=sys.stderr)
+        leave_only(point)
+        keep_rows(output / "metrics.csv", point.epoch)
+        save_config(config, output / "config.yaml")
+    write_text(output / "versions.json", json.dumps(provenance(data), indent=1) + "\n")
 
 
-@contextmanager
-def quiet_libraries() -> Iterator[None]:
-    """Hold back Lightning's greetings, and two warnings that a user of molflt can do nothing about."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            # Samples are in memory: workers would only copy them.
-            warnings.filterwarnings("ignore", ".*does not have many workers", PossibleUserWarning)
-            # Lightning's own use of a torch class that torch is about to drop.
-            warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated", FutureWarning)
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+def _go_to(loader: DataLoader, point: ResumePoint) -> None:
+    sampler = loader.batch_sampler
+    assert isinstance(sampler, SystemBatchSampler)
+    sampler.set_epoch(point.epoch)
+    sampler.start_batch = point.batch
 
 
-def _prepare(config: Config) -> tuple[RelaxedEnergyTraining, DataLoader, list[DataLoader]]:
-    """The network with the scales of its data, and the loaders, all of it read and checked."""
+def prepare_training(config: Config) -> tuple[RelaxedEnergyTraining, Sequence[Data], list[Sequence[Data]]]:
+    """The network with the scales of its data, and the splits, all of it read and checked."""
     data = config.data
     train_set = prepared_samples(config, data.train_split)
     val_sets = [prepared_samples(config, split) for split in data.val_splits]
@@ -150,12 +178,17 @@ def _prepare(config: Config) -> tuple[RelaxedEnergyTraining, DataLoader, list[Da
     model.energy_mean.fill_(statistics.energy_mean if data.energy_mean is None else data.energy_mean)
     model.energy_std.fill_(data.energy_std or statistics.energy_std)
     model.delta_pos_std.fill_(statistics.delta_pos_std)
-    module = RelaxedEnergyTraining(config, model, metadata)
-    return (
-        module,
-        build_loader(train_set, config, training=True),
-        [build_loader(val_set, config, training=False) for val_set in val_sets],
-    )
+    return RelaxedEnergyTraining(config, model, metadata), train_set, val_sets
+
+
+def _take_over(config: Config, module: RelaxedEnergyTraining, tell: bool) -> None:
+    """Start from the weights of another training, and say which those are."""
+    source = config.training.init_from
+    assert source is not None
+    transfer = initialize_from(module.model, source, config.training.init_skip)
+    if tell:
+        for line in transfer.lines():
+            print(f"molflt: {source}: {line}", file=sys.stderr)
 
 
 def _describe_domain(config: Config, paths: Iterable[str], device: torch.device) -> None:
@@ -166,58 +199,17 @@ def _describe_domain(config: Config, paths: Iterable[str], device: torch.device)
         update_metadata(path, domain=domain.to_dict())
 
 
-def _checkpoint_callbacks(config: Config, output: Path) -> tuple[ModelCheckpoint, ModelCheckpoint]:
-    monitor = f"{config.data.val_splits[0]}/energy_mae"
-    common: dict[str, Any] = {
-        "dirpath": output / "checkpoints",
-        "save_weights_only": True,
-        "save_on_train_epoch_end": False,
-        "enable_version_counter": False,
-    }
-    best = ModelCheckpoint(filename="best", monitor=monitor, mode="min", **common)
-    last = ModelCheckpoint(filename="last", monitor=None, **common)
-    return best, last
-
-
-def _accelerator(config: Config) -> str:
-    accelerator = config.training.accelerator
-    if accelerator == "auto":
-        return "gpu" if torch.cuda.is_available() else "cpu"
-    if accelerator == "gpu" and not torch.cuda.is_available():
-        raise InputError("training.accelerator is gpu, but torch finds no CUDA GPU; use auto or cpu")
-    return accelerator
-
-
-def _trainer(
-    config: Config, accelerator: str, precision: Any, output: Path, callbacks: list[Callback]
-) -> Trainer:
-    clip = config.optim.grad_clip
-    return Trainer(
-        accelerator=accelerator,
-        devices=1,
-        max_epochs=config.training.epochs,
-        check_val_every_n_epoch=config.training.validate_every,
-        precision=precision,
-        gradient_clip_val=clip if clip < math.inf else None,
-        logger=[
-            MetricsCsv(output / "metrics.csv", metric_names(config)),
-            TensorBoardLogger(output, name="tensorboard", version="", default_hp_metric=False),
-        ],
-        callbacks=callbacks,
-        plugins=[AtomicCheckpointIO()],
-        log_every_n_steps=1,
-        num_sanity_val_steps=0,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-
-
 def _fit(
-    trainer: Trainer, module: RelaxedEnergyTraining, train_loader: DataLoader, val_loaders: list[DataLoader]
+    trainer: Trainer,
+    module: RelaxedEnergyTraining,
+    train_loader: DataLoader,
+    val_loaders: list[DataLoader],
+    point: ResumePoint | None,
 ) -> None:
+    resumed = point.path if point is not None and point.step else None
     handler = signal.getsignal(signal.SIGINT)
     try:
-        trainer.fit(module, train_loader, val_loaders)
+        trainer.fit(module, train_loader, val_loaders, ckpt_path=resumed)
     except SystemExit:
         # Lightning turns an interrupt into an exit with status 1, and ignores further ones from then on.
         if not trainer.interrupted:

@@ -38,7 +38,7 @@ def test_train_evaluate_predict(tiny_config, tmp_path, capsys):
     out, err = capsys.readouterr()
     best = run / "checkpoints" / "best.ckpt"
     mae = load_checkpoint(best).metadata.val_metrics["val_a/energy_mae"]
-    assert out == f"best checkpoint: {best} (val_a MAE {mae:.4f} eV)\n"
+    assert out == f"best checkpoint: {best} (EMA weights, val_a MAE {mae:.4f} eV)\n"
     assert err.startswith("epoch 2/2")
     assert load_config(run / "config.yaml") == tiny_config(run, **{"training.epochs": 2})
 

@@ -1,0 +1,55 @@
+"""Several seeds in one command."""
+
+import dataclasses
+import statistics
+
+import pytest
+import torch
+
+from molflt import cli
+from molflt.checkpoint import load_checkpoint
+from molflt.config import save_config
+from molflt.errors import InputError
+from molflt.training import summarize, train, train_seeds
+
+SETTINGS = {"training.epochs": 2, "data.val_splits": "[val_b]"}
+
+
+def test_each_seed_is_trained_and_mean_and_spread_are_printed(tiny_config, tmp_path, capsys):
+    """The runs are those of the seeds alone; the table has each, their mean and standard deviation."""
+    config = tiny_config(tmp_path / "runs", **SETTINGS)
+    save_config(config, tmp_path / "tiny.yaml")
+    assert cli.main(["train", str(tmp_path / "tiny.yaml"), "--seeds", "3,5,7"]) == 0
+    out = capsys.readouterr().out
+    results = train_seeds(config, [3, 5, 7], resume=True, progress=False)
+    alone = train(tiny_config(tmp_path / "alone", **SETTINGS, seed=5), progress=False)
+    assert results[5].best_energy_mae == alone.best_energy_mae
+    weights = (load_checkpoint(result.last_checkpoint).model.state_dict() for result in (results[5], alone))
+    assert all(torch.equal(*pair) for pair in zip(*(state.values() for state in weights), strict=True))
+    best = [result.best_energy_mae for result in results.values()]
+    last = [result.last_energy_mae for result in results.values()]
+    assert len(set(best)) == 3
+    for result in results.values():
+        assert f"{result.best_energy_mae:.4f}" in out
+        assert str(result.output / "checkpoints" / "best.ckpt") in out
+    summary = summarize(results)
+    assert summary.best_mean == pytest.approx(sum(best) / 3)
+    assert summary.last_std == pytest.approx(statistics.stdev(last))
+    assert [f"{value:.4f}" in out for value in dataclasses.astuple(summary)] == [True] * 4
+
+
+def test_one_folder_in_use_stops_all_before_the_first(tiny_config, tmp_path):
+    """No seed is trained in vain."""
+    (tmp_path / "runs" / "seed-5").mkdir(parents=True)
+    (tmp_path / "runs" / "seed-5" / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="seed-5 is not empty"):
+        train_seeds(tiny_config(tmp_path / "runs", **SETTINGS), [3, 5], progress=False)
+    assert not (tmp_path / "runs" / "seed-3").exists()
+
+
+@pytest.mark.parametrize("text", ["3,3", "-1", "a", ""])
+def test_seeds_are_different_numbers(tiny_config, tmp_path, text, capsys):
+    """One line for anything else."""
+    save_config(tiny_config(tmp_path / "runs"), tmp_path / "tiny.yaml")
+    assert cli.main(["train", str(tmp_path / "tiny.yaml"), f"--seeds={text}"]) == 2
+    assert "argument --seeds" in capsys.readouterr().err
