@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -206,7 +206,7 @@ def _section(content: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     except InputError as error:
         raise InputError(f"{path} is a damaged molflt checkpoint: {error}; copy it again") from error
     version, metadata = section.get("version"), section.get("metadata")
-    if not has_type(version, int) or not isinstance(metadata, Mapping):
+    if not isinstance(version, int) or isinstance(version, bool) or not isinstance(metadata, Mapping):
         raise InputError(f"{path} is a damaged molflt checkpoint; copy it again from its source")
     if version > VERSION:
         writer = str(metadata.get("molflt_version", "of a newer version"))[:40]
@@ -236,23 +236,28 @@ def _metadata(
     damaged |= {name for name in known & values.keys() if not has_type(values[name], hints[name])}
     if not damaged:
         metadata = CheckpointMetadata(**values)
-        sizes = metadata.num_atoms_range
-        if not all(0 < number < len(chemical_symbols) for number in metadata.elements):
-            damaged.add("elements")
-        if sizes and not (len(sizes) == 2 and 0 < sizes[0] <= sizes[1]):
-            damaged.add("num_atoms_range")
-        try:
-            domain = domain_from_dict(metadata.domain)
-        except InputError:
-            damaged.add("domain")
-        else:
-            if domain is not None and channels is not None and len(domain.mean) != channels:
-                damaged.add("domain")
-    if damaged:
-        raise InputError(
-            f"{path} has damaged metadata ({', '.join(sorted(damaged))}); copy it again from its source"
-        )
-    return metadata
+        damaged = set(_impossible_entries(metadata, channels))
+        if not damaged:
+            return metadata
+    raise InputError(
+        f"{path} has damaged metadata ({', '.join(sorted(damaged))}); copy it again from its source"
+    )
+
+
+def _impossible_entries(metadata: CheckpointMetadata, channels: int | None) -> Iterator[str]:
+    """Names of the entries whose values no training data have."""
+    if not all(0 < number < len(chemical_symbols) for number in metadata.elements):
+        yield "elements"
+    sizes = metadata.num_atoms_range
+    if sizes and not (len(sizes) == 2 and 0 < sizes[0] <= sizes[1]):
+        yield "num_atoms_range"
+    try:
+        domain = domain_from_dict(metadata.domain)
+    except InputError:
+        yield "domain"
+    else:
+        if domain is not None and channels is not None and len(domain.mean) != channels:
+            yield "domain"
 
 
 def _stored_state(state: Any) -> dict[str, Tensor]:

@@ -80,6 +80,7 @@ def domain_from_dict(values: Mapping[str, Any]) -> TrainingDomain | None:
     """
     if not values:
         return None
+    domain = None
     try:
         domain = TrainingDomain(**values)
         width, number = len(domain.mean), len(domain.variances)
@@ -93,7 +94,7 @@ def domain_from_dict(values: Mapping[str, Any]) -> TrainingDomain | None:
         )
     except (TypeError, AttributeError):
         fits = False
-    if not fits:
+    if domain is None or not fits:
         raise InputError(
             "the checkpoint's description of its training data is damaged; copy it again from its source"
         )
