@@ -216,7 +216,7 @@ def test_a_configuration_of_a_vast_network_is_refused_before_it_is_built(saved, 
         model.update({name: size for name, size in sizes.items() if name != "attention"})
 
     rewrite(path, change)
-    with pytest.raises(InputError, match="do not fit its configuration|must be at most 1000") as caught:
+    with pytest.raises(InputError, match=r"do not fit its configuration|must be at most 1000") as caught:
         load_checkpoint(path)
     assert "\n" not in str(caught.value)
 
