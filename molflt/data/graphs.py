@@ -94,14 +94,22 @@ class Neighbors:
     num_atoms: int
     radius: float
     """Å."""
-    sender: NDArray[np.int64]
-    """[E]."""
-    receiver: NDArray[np.int64]
-    """[E]."""
+    edge_index: NDArray[np.int64]
+    """[2, E] sender, receiver."""
     offsets: NDArray[np.int64]
-    """[3, E]."""
+    """[E, 3]."""
     distances: NDArray[np.float64]
     """[E] Å."""
+
+    @property
+    def sender(self) -> NDArray[np.int64]:
+        """[E]."""
+        return self.edge_index[0]
+
+    @property
+    def receiver(self) -> NDArray[np.int64]:
+        """[E]."""
+        return self.edge_index[1]
 
     def within(self, radius: float) -> Neighbors:
         """Those closer than a radius that is not larger than their own."""
@@ -120,38 +128,30 @@ class Neighbors:
             kept = _within_cap(found.receiver, found.distances, self.num_atoms, max_neighbors, strict_cap)
             found = found._kept(kept, radius)
         return (
-            torch.from_numpy(np.stack([found.sender, found.receiver])),
-            torch.from_numpy(np.ascontiguousarray(found.offsets.T)),
+            torch.from_numpy(found.edge_index),
+            torch.from_numpy(found.offsets),
             torch.from_numpy(found.distances),
         )
 
     def _kept(self, mask: NDArray[np.bool_], radius: float) -> Neighbors:
         kept = np.flatnonzero(mask)
-        return Neighbors(
-            self.num_atoms,
-            radius,
-            self.sender[kept],
-            self.receiver[kept],
-            self.offsets[:, kept],
-            self.distances[kept],
-        )
+        columns = (self.edge_index.take(kept, axis=1), self.offsets[kept], self.distances[kept])
+        return Neighbors(self.num_atoms, radius, *columns)
 
 
 def find_neighbors(
     pos: NDArray[np.float64], cell: NDArray[np.float64], pbc: NDArray[np.bool_], radius: float
 ) -> Neighbors:
     """All pairs closer than `radius`; arguments as arrays, errors and order as in `radius_graph`."""
-    first, second, shifts, half = _half_pairs(pos, cell, pbc, radius)
+    pairs, shifts, half = _half_pairs(pos, cell, pbc, radius)
     # Each pair of the half list is two edges: received by the first atom, and mirrored.
-    receiver, sender = np.concatenate([first, second]), np.concatenate([second, first])
-    order = _edge_order(receiver, np.rint(half / DISTANCE_QUANTUM).astype(np.int64), sender, shifts)
-    mirrored = np.concatenate([shifts, -shifts], axis=1, dtype=np.int64)
+    both = np.concatenate([pairs[::-1], pairs], axis=1)
+    order = _edge_order(both, np.rint(half / DISTANCE_QUANTUM).astype(np.int64), shifts)
     return Neighbors(
         len(pos),
         radius,
-        sender.take(order),
-        receiver.take(order),
-        mirrored.take(order, axis=1),
+        both.take(order, axis=1),
+        np.concatenate([shifts, -shifts]).take(order, axis=0),
         np.concatenate([half, half]).take(order),
     )
 
@@ -220,8 +220,8 @@ def edge_displacement(
 
 def _half_pairs(
     points: NDArray[np.float64], cell: NDArray[np.float64], periodic: NDArray[np.bool_], radius: float
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]]:
-    """Return receiver [E], sender [E], offsets [3, E] and distances [E] of every pair, in one direction."""
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Return receiver and sender [2, E], offsets [E, 3] and distances [E] of every pair, in one direction."""
     if not np.isfinite(points).all():
         raise InputError(
             f"position of atom {int(np.flatnonzero(~np.isfinite(points).all(1))[0])} is NaN or infinite; "
@@ -252,14 +252,10 @@ def _half_pairs(
         within = half < radius
         pairs, shifts, half = pairs[within], shifts[within], half[within]
     # vesin's arrays are its own memory: everything returned is a copy.
-    first, second = np.array(pairs.T, dtype=np.int64, order="C")
-    steps = np.array(shifts.T, order="C")
+    steps = shifts.astype(np.int64)
     if (operation != _IDENTITY).any():
-        # operation.T @ steps, but most entries of the operation are zero.
-        steps = np.stack(
-            [sum(w * row for w, row in zip(weights, steps, strict=True) if w) for weights in operation.T]
-        )
-    return first, second, steps, half.copy()
+        steps = steps @ operation
+    return np.array(pairs.T, dtype=np.int64, order="C"), steps, half.copy()
 
 
 def _search_radius(heights: NDArray[np.float64], radius: float) -> float:
@@ -277,30 +273,27 @@ def _search_radius(heights: NDArray[np.float64], radius: float) -> float:
 
 
 def _edge_order(
-    receiver: NDArray[np.int64],
-    steps: NDArray[np.int64],
-    sender: NDArray[np.int64],
-    shifts: NDArray[np.int32],
+    edge_index: NDArray[np.int64], steps: NDArray[np.int64], shifts: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return the permutation [E] that sorts edges by receiver, then steps, then sender, then offsets.
 
     Args:
-        receiver, sender: [E].
+        edge_index: [2, E] sender, receiver.
         steps: [E / 2] distances of the first half of the edges, and of the second half, not negative.
-        shifts: [3, E / 2] offsets of the first half of the edges; those of the second half are the opposite.
+        shifts: [E / 2, 3] offsets of the first half of the edges; those of the second half are the opposite.
 
     All are packed into one 64-bit key, so that one fast pass does it, unless their numbers are vast.
     """
+    sender, receiver = edge_index
     if not len(receiver):
         return np.arange(0)
-    reach = int(np.abs(shifts).max())
-    width = 2 * reach + 1
+    width = 2 * int(np.abs(shifts).max()) + 1
     bases = [int(receiver.max()) + 1, int(steps.max()) + 1, int(sender.max()) + 1, width**3]
     if math.prod(bases) >= 2**63:
-        offsets = np.concatenate([shifts, -shifts], axis=1)
+        offsets = np.concatenate([shifts, -shifts]).T
         return np.lexsort([*offsets[::-1], sender, np.concatenate([steps, steps]), receiver])
     number = len(steps)
-    offsets = (shifts[0] * np.int64(width) + shifts[1]) * width + shifts[2]
+    offsets = (shifts[:, 0] * width + shifts[:, 1]) * width + shifts[:, 2]
     steps = steps * (bases[2] * bases[3])
     key = receiver * np.int64(math.prod(bases[1:])) + sender * np.int64(bases[3])
     key[:number] += steps + offsets

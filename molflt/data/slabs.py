@@ -108,7 +108,7 @@ def find_bonds(numbers: NDArray[np.int64], neighbors: Neighbors) -> Bonds:
     near = neighbors.within(bond_reach(numbers))
     stretch = near.distances / (radii[near.receiver] + radii[near.sender])
     bonded = np.flatnonzero(stretch < BOND_FACTOR)
-    return Bonds(near.receiver[bonded], near.sender[bonded], near.offsets[:, bonded].T, stretch[bonded])
+    return Bonds(near.receiver[bonded], near.sender[bonded], near.offsets[bonded], stretch[bonded])
 
 
 def find_adsorbate(

@@ -101,7 +101,7 @@ def _check_distances(numbers: NDArray[np.int64], neighbors: Neighbors) -> None:
     if distance >= MIN_DISTANCE:
         return
     sender, receiver = neighbors.sender[closest], neighbors.receiver[closest]
-    image = " of a periodic image" if neighbors.offsets[:, closest].any() else ""
+    image = " of a periodic image" if neighbors.offsets[closest].any() else ""
     raise InputError(
         f"{_atom(numbers, receiver)} and {_atom(numbers, sender)}{image} are {distance:.2f} Å "
         f"apart, below {MIN_DISTANCE} Å; remove duplicates or correct the positions and the cell"
