@@ -137,7 +137,7 @@ def write_atomically(content: Mapping[str, Any], path: str | os.PathLike[str]) -
 
 def update_metadata(path: str | os.PathLike[str], **changes: Any) -> None:
     """Replace entries of a checkpoint file's metadata, and leave all else in it as it is."""
-    content = dict(_read_archive(Path(path)))
+    content = dict(read_archive(Path(path)))
     section = _section(content, Path(path))
     metadata = asdict(replace(_metadata(section["metadata"], path), **changes))
     write_atomically({**content, "molflt": {**section, "metadata": metadata}}, path)
@@ -151,7 +151,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     written by a newer format than this molflt reads.
     """
     path = resolve_checkpoint(path)
-    content = _read_archive(path)
+    content = read_archive(path)
     section = _section(content, path)
     config = _config(section.get("config"), path)
     metadata = _metadata(section["metadata"], path, config.model.channels)
@@ -161,7 +161,11 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     return Checkpoint(config, model.eval(), metadata)
 
 
-def _read_archive(path: Path) -> Mapping[str, Any]:
+def read_archive(path: Path) -> Mapping[str, Any]:
+    """What is in a `torch.save` file of plain values and tensors, on the CPU, its checksums verified.
+
+    Raises `InputError` for a file that is missing, cut, altered or foreign.
+    """
     try:
         if path.is_dir():
             raise InputError(

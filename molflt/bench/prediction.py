@@ -85,7 +85,7 @@ def write_inputs(folder: Path, number: int) -> dict[str, str]:
     write(folder / "slabs.extxyz", structures)
     (folder / "cif").mkdir()
     for index, atoms in enumerate(structures):
-        write(folder / "cif" / f"{index:05d}.cif", atoms)
+        write(folder / "cif" / f"{index:05d}.cif", atoms, wrap=False)
     convert(folder / "slabs.extxyz", folder / "slabs.lmdb")
     return {name: str(folder / part) for name, part in zip(FORMATS, INPUTS, strict=True)}
 
