@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from molflt.cli import bench, data, evaluate, leaderboard, predict, train
+from molflt.cli import bench, data, evaluate, export, leaderboard, predict, train
 from molflt.cli.shared import BAD_INPUT, INTERRUPTED, OK, Parser, print_error
 from molflt.errors import InputError
 
@@ -73,7 +73,7 @@ def make_parser() -> argparse.ArgumentParser:
     # Only a subcommand with settings of a configuration (train) looks at words that no parser knows.
     parser.set_defaults(takes_settings=False)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (train, evaluate, predict, leaderboard, data, bench):
+    for command in (train, evaluate, predict, leaderboard, export, data, bench):
         command.add_parser(commands)
     return parser
 
