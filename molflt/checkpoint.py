@@ -15,18 +15,28 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast, get_type_hints
 
 import torch
+from ase.data import chemical_symbols
 from torch import Tensor
 
 from molflt.build import build_model
+from molflt.checkpoint_guards import (
+    check_archive,
+    check_plain,
+    has_type,
+    largest_integer,
+    limited_building,
+    stored_numbers,
+)
 from molflt.config import Config, config_from_dict, config_to_dict
+from molflt.domain import domain_from_dict
 from molflt.errors import InputError
 from molflt.models.embeddings import NUM_ELEMENTS
 from molflt.models.graphormer3d import Graphormer3D
@@ -35,6 +45,8 @@ from molflt.pretrained import pretrained_names, resolve_checkpoint
 FORMAT = "molflt-checkpoint"
 VERSION = 1
 MODEL_PREFIX = "model."
+MAX_REASON = 1000
+"""Characters of what is wrong with a configuration, which may quote all of it."""
 _LATER_METADATA = frozenset({"domain"})
 """Entries that the first files of this format do not have."""
 
@@ -173,7 +185,7 @@ class _Sink:
 def update_metadata(path: str | os.PathLike[str], **changes: Any) -> None:
     """Replace entries of a checkpoint file's metadata, and leave all else in it as it is."""
     content = dict(read_archive(Path(path)))
-    section = content["molflt"]
+    section = _section(content, Path(path))
     metadata = asdict(replace(_metadata(section["metadata"], path), **changes))
     write_atomically({**content, "molflt": {**section, "metadata": metadata}}, path)
 
@@ -187,23 +199,12 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """
     path = resolve_checkpoint(path)
     content = read_archive(path)
-    section = content.get("molflt")
-    if not isinstance(section, Mapping) or section.get("format") != FORMAT:
-        raise InputError(f"{path} is no molflt checkpoint; give one that `molflt train` wrote")
-    version, metadata_values = section.get("version"), section.get("metadata")
-    if not isinstance(version, int) or not isinstance(metadata_values, Mapping):
-        raise InputError(f"{path} is a damaged molflt checkpoint; copy it again from its source")
-    if version > VERSION:
-        writer = metadata_values.get("molflt_version", "of a newer version")
-        raise InputError(
-            f"{path} was written by molflt {writer} in format {version}, this molflt "
-            f"{installed_version('molflt')} reads formats up to {VERSION}; upgrade molflt"
-        )
-    config = config_from_dict(section.get("config"), source=f"{path} (its configuration)")
-    metadata = _metadata(metadata_values, path)
-    with torch.random.fork_rng(devices=[]):
-        model = model_from_config(config)
-    _load_weights(model, content.get("state_dict"), path)
+    section = _section(content, path)
+    config = _config(section.get("config"), path)
+    metadata = _metadata(section["metadata"], path, config.model.channels)
+    state = _stored_state(content.get("state_dict"))
+    model = _build(config, state, path)
+    _load_weights(model, state, path)
     return Checkpoint(config, model.eval(), metadata)
 
 
@@ -233,9 +234,10 @@ def read_archive(path: Path) -> Mapping[str, Any]:
         raise InputError(unreadable)
     # Reading hostile bytes can fail in any way; whatever it is, the file is at fault.
     try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
+        damaged = check_archive(path)
         content = None if damaged else torch.load(path, map_location="cpu", weights_only=True)
+    except InputError:
+        raise
     except Exception as error:
         raise InputError(unreadable) from error
     if damaged:
@@ -245,28 +247,109 @@ def read_archive(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def _metadata(values: Mapping[str, Any], path: str | os.PathLike[str]) -> CheckpointMetadata:
-    missing = ({item.name for item in fields(CheckpointMetadata)} ^ set(values)) - _LATER_METADATA
-    if missing:
+def _section(content: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    """The `molflt` entry, of a format that this version reads, with plain values and a metadata mapping."""
+    section = content.get("molflt")
+    if not isinstance(section, Mapping) or section.get("format") != FORMAT:
+        raise InputError(f"{path} is no molflt checkpoint; give one that `molflt train` wrote")
+    try:
+        check_plain(section)
+    except InputError as error:
+        raise InputError(f"{path} is a damaged molflt checkpoint: {error}; copy it again") from error
+    version, metadata = section.get("version"), section.get("metadata")
+    if not isinstance(version, int) or isinstance(version, bool) or not isinstance(metadata, Mapping):
+        raise InputError(f"{path} is a damaged molflt checkpoint; copy it again from its source")
+    if version > VERSION:
+        writer = str(metadata.get("molflt_version", "of a newer version"))[:40]
         raise InputError(
-            f"{path} has damaged metadata ({', '.join(sorted(missing))}); copy it again from its source"
+            f"{path} was written by molflt {writer} in format {version}, this molflt "
+            f"{installed_version('molflt')} reads formats up to {VERSION}; upgrade molflt"
         )
-    return CheckpointMetadata(**values)
+    return section
 
 
-def _load_weights(model: Graphormer3D, state: Any, path: str | os.PathLike[str]) -> None:
+def _config(values: Any, path: Path) -> Config:
+    try:
+        return config_from_dict(values, source=f"{path} (its configuration)")
+    except InputError as error:
+        if len(reason := str(error)) <= MAX_REASON:
+            raise
+        raise InputError(f"{reason[:MAX_REASON]} ...") from error
+
+
+def _metadata(
+    values: Mapping[str, Any], path: str | os.PathLike[str], channels: int | None = None
+) -> CheckpointMetadata:
+    """The metadata, every entry of its type; with `channels`, a training domain must be of that width."""
+    known = {item.name for item in fields(CheckpointMetadata)}
+    damaged = (known ^ values.keys()) - _LATER_METADATA
+    hints = get_type_hints(CheckpointMetadata)
+    damaged |= {name for name in known & values.keys() if not has_type(values[name], hints[name])}
+    if not damaged:
+        metadata = CheckpointMetadata(**values)
+        damaged = set(_impossible_entries(metadata, channels))
+        if not damaged:
+            return metadata
+    raise InputError(
+        f"{path} has damaged metadata ({', '.join(sorted(damaged))}); copy it again from its source"
+    )
+
+
+def _impossible_entries(metadata: CheckpointMetadata, channels: int | None) -> Iterator[str]:
+    """Names of the entries whose values no training data have."""
+    if not all(0 < number < len(chemical_symbols) for number in metadata.elements):
+        yield "elements"
+    sizes = metadata.num_atoms_range
+    if sizes and not (len(sizes) == 2 and 0 < sizes[0] <= sizes[1]):
+        yield "num_atoms_range"
+    try:
+        domain = domain_from_dict(metadata.domain)
+    except InputError:
+        yield "domain"
+    else:
+        if domain is not None and channels is not None and len(domain.mean) != channels:
+            yield "domain"
+
+
+def _stored_state(state: Any) -> dict[str, Tensor]:
+    """The dense tensors of a checkpoint by their name in the network."""
+    if not isinstance(state, Mapping):
+        return {}
+    return {
+        str(name).removeprefix(MODEL_PREFIX): value
+        for name, value in state.items()
+        if isinstance(value, Tensor) and value.layout == torch.strided and value.device.type == "cpu"
+    }
+
+
+def _build(config: Config, state: Mapping[str, Tensor], path: Path) -> Graphormer3D:
+    """The network of a configuration, which may be no larger than the weights that are to fill it."""
+    numbers = stored_numbers(state.values())
+    try:
+        if largest_integer(config_to_dict(config)["model"]) > numbers:
+            raise InputError("its configuration needs more numbers than it holds")
+        with torch.random.fork_rng(devices=[]), limited_building(len(state), numbers):
+            return model_from_config(config)
+    except Exception as error:  # whatever an impossible network leads to, the file is at fault
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"the weights in {path} do not fit its configuration ({reason}); "
+            "it is damaged or was written by another version of molflt"
+        ) from error
+
+
+def _load_weights(model: Graphormer3D, found: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
     expected = model.state_dict()
-    found: dict[str, Tensor] = {}
-    if isinstance(state, Mapping):
-        found = {
-            str(name).removeprefix(MODEL_PREFIX): value
-            for name, value in state.items()
-            if isinstance(value, Tensor)
-        }
     for name in sorted(expected.keys() | found.keys()):
-        if name not in found or name not in expected or found[name].shape != expected[name].shape:
+        if name not in found or name not in expected or not _alike(found[name], expected[name]):
             raise InputError(
                 f"the weights in {path} do not fit its configuration (first at {name}); "
                 "it is damaged or was written by another version of molflt"
             )
     model.load_state_dict(found)
+
+
+def _alike(found: Tensor, expected: Tensor) -> bool:
+    """Of one shape, and both real, both complex or both integers."""
+    kinds = [(tensor.is_floating_point(), tensor.is_complex()) for tensor in (found, expected)]
+    return found.shape == expected.shape and kinds[0] == kinds[1]

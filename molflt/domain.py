@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ase.data import chemical_symbols
+from ase.data import atomic_numbers, chemical_symbols
 from numpy.typing import NDArray
 from torch import Tensor
 from torch_geometric.data import Batch, Data
@@ -76,14 +76,29 @@ class TrainingDomain:
 def domain_from_dict(values: Mapping[str, Any]) -> TrainingDomain | None:
     """The domain that `TrainingDomain.to_dict` made plain; None for the empty one of checkpoints without.
 
-    Raises `InputError` where entries are missing or unknown.
+    Raises `InputError` where entries are missing, unknown or do not belong together.
     """
+    if not values:
+        return None
+    domain = None
     try:
-        return TrainingDomain(**values) if values else None
-    except TypeError as error:
+        domain = TrainingDomain(**values)
+        width, number = len(domain.mean), len(domain.variances)
+        lists = (domain.mean, domain.variances, *domain.directions, *domain.shares.values())
+        fits = (
+            all(type(number) in (int, float) for numbers in lists for number in numbers)
+            and [len(direction) for direction in domain.directions] == [width] * number
+            and all(variance > 0 for variance in (*domain.variances, domain.rest_variance))
+            and all(len(bounds) == 2 and symbol in atomic_numbers for symbol, bounds in domain.shares.items())
+            and domain.distance_limit >= 0
+        )
+    except (TypeError, AttributeError):
+        fits = False
+    if domain is None or not fits:
         raise InputError(
             "the checkpoint's description of its training data is damaged; copy it again from its source"
-        ) from error
+        )
+    return domain
 
 
 def measure_domain(model: Graphormer3D, samples: Sequence[Data], batch_size: int = 32) -> TrainingDomain:

@@ -167,6 +167,14 @@ def test_a_checkpoint_of_a_newer_format_says_which_version_wrote_it(saved):
         (lambda c: c["state_dict"].popitem(), "do not fit its configuration"),
         (lambda c: c["state_dict"].update({"model.more": torch.ones(1)}), r"first at more"),
         (lambda c: c["state_dict"].update({"model.energy_mean": torch.ones(2)}), r"first at energy_mean"),
+        (
+            lambda c: c["state_dict"].update({"model.energy_mean": torch.tensor(1j)}),
+            r"first at energy_mean",
+        ),
+        (
+            lambda c: c["state_dict"].update({"model.energy_mean": torch.tensor(1.0, device="meta")}),
+            r"first at energy_mean",
+        ),
         (lambda c: c.pop("state_dict"), "do not fit its configuration"),
         (lambda c: c["molflt"]["config"]["optim"].update(lrr=1), "unknown key optim.lrr"),
         (lambda c: c["molflt"]["metadata"].pop("elements"), r"damaged metadata \(elements\)"),
@@ -177,6 +185,157 @@ def test_content_that_does_not_fit_is_named(saved, change, message):
     _, path = saved
     rewrite(path, change)
     with pytest.raises(InputError, match=message):
+        load_checkpoint(path)
+
+
+VAST = [
+    {"num_layers": 2**31},
+    {"num_layers": 2**62},
+    {"num_blocks": 2**31},
+    {"channels": 2 * 10**9, "displacement_channels": 4},
+    {"channels": 30_000},
+    {"channels": 30_000, "ffn_channels": 2**40},
+    {"ffn_channels": 10**12},
+    {"num_gaussians": 10**9},
+    {"displacement_channels": 10**10},
+    {"num_heads": 2**30, "channels": 2**30, "displacement_channels": 2**30},
+    {"attention": {"num_random_features": 10**9}},
+    {"attention": {"num_frequencies": 10**9}},
+    {"attention": {"num_basis": 10**12}},
+    {"attention": {"kind": "softmax", "num_basis": 20_000}},
+]
+
+
+@pytest.mark.parametrize("sizes", VAST)
+def test_a_configuration_of_a_vast_network_is_refused_before_it_is_built(saved, sizes):
+    """Whatever size is out of proportion to the weights in the file; no tensor of that size is asked for."""
+    _, path = saved
+
+    def change(content):
+        model = content["molflt"]["config"]["model"]
+        model["attention"].update(sizes.get("attention", {}))
+        model.update({name: size for name, size in sizes.items() if name != "attention"})
+
+    rewrite(path, change)
+    with pytest.raises(InputError, match=r"do not fit its configuration|must be at most 1000") as caught:
+        load_checkpoint(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_vast_network_cannot_be_claimed_by_tensors_that_hold_nothing(saved):
+    """A single stored number, expanded to a vector of 10^9, or a tensor without storage, counts as such."""
+    _, path = saved
+
+    def change(content):
+        content["molflt"]["config"]["model"].update(ffn_channels=10**9)
+        content["state_dict"]["model.more"] = torch.zeros(1).expand(10**9)
+        content["state_dict"]["model.meta"] = torch.zeros(10**9, device="meta")
+
+    rewrite(path, change)
+    with pytest.raises(InputError, match="needs more numbers than it holds"):
+        load_checkpoint(path)
+
+
+HOSTILE_METADATA = [
+    ("molflt_version", 3),
+    ("energy_meaning", None),
+    ("energy_meaning", ["a"]),
+    ("splits", [1]),
+    ("splits", {"train": "many"}),
+    ("elements", "Cu"),
+    ("elements", [1.5]),
+    ("elements", [0]),
+    ("elements", [119]),
+    ("elements", [True]),
+    ("num_atoms_range", [3]),
+    ("num_atoms_range", [7, 5]),
+    ("num_atoms_range", {"a": 1}),
+    ("energy_mean", "0"),
+    ("epoch", 1.5),
+    ("val_metrics", {"mae": []}),
+    ("domain", []),
+    ("domain", {"mean": [1.0]}),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), HOSTILE_METADATA)
+def test_metadata_of_another_type_are_named(saved, name, value):
+    """Every entry is of its own type, and atomic numbers and sizes are possible ones."""
+    _, path = saved
+    rewrite(path, lambda content: content["molflt"]["metadata"].update({name: value}))
+    with pytest.raises(InputError, match=rf"damaged metadata \({name}\)"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda domain: domain.update(mean=domain["mean"][:-1]),
+        lambda domain: domain.update(mean=domain["mean"] + [0.0]),
+        lambda domain: domain.update(mean=["x"] * len(domain["mean"])),
+        lambda domain: domain["directions"].pop(),
+        lambda domain: domain.update(variances=[0.0] * len(domain["variances"])),
+        lambda domain: domain.update(rest_variance=float("nan")),
+        lambda domain: domain.update(distance_limit="far"),
+        lambda domain: domain.update(shares={"Xx": [0.0, 1.0]}),
+        lambda domain: domain.update(shares={"Cu": [1.0]}),
+        lambda domain: domain.update(
+            mean=[*domain["mean"], 0.0], directions=[[*row, 0.0] for row in domain["directions"]]
+        ),
+    ],
+)
+def test_a_training_domain_that_does_not_fit_together_is_refused(finished_run, tmp_path, spoil):
+    """Lists of other lengths or types, variances that divide by zero, a width that is not the network's."""
+    path = tmp_path / "model.ckpt"
+    path.write_bytes(finished_run.last_checkpoint.read_bytes())
+    load_checkpoint(path)
+    rewrite(path, lambda content: spoil(content["molflt"]["metadata"]["domain"]))
+    with pytest.raises(InputError, match=r"damaged metadata \(domain\)"):
+        load_checkpoint(path)
+
+
+def nested(depth, width):
+    """A list of lists of lists, in which each level refers `width` times to one and the same list."""
+    value = [1]
+    for _ in range(depth):
+        value = [value] * width
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [nested(12, 100), nested(100, 1), {1: 2}, torch.ones(1), 10**30, "x" * 10**6, [b"bytes"]],
+    ids=["laughs", "deep", "key", "tensor", "integer", "text", "bytes"],
+)
+@pytest.mark.parametrize("place", ["config", "metadata", "version"])
+def test_a_description_that_never_ends_or_is_not_plain_is_refused(saved, value, place):
+    """10^24 values in a file of a few bytes, and types that no description has."""
+    _, path = saved
+    rewrite(path, lambda content: content["molflt"].update({place: value}))
+    with pytest.raises(InputError, match="is a damaged molflt checkpoint") as caught:
+        load_checkpoint(path)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_refused_configuration_is_not_quoted_at_length(saved):
+    """However long the value that is wrong with it."""
+    _, path = saved
+    rewrite(path, lambda content: content["molflt"]["config"]["data"].update(radius=["wrong"] * 10_000))
+    with pytest.raises(InputError, match=r"its configuration.*radius") as caught:
+        load_checkpoint(path)
+    assert len(str(caught.value)) < 2_000
+
+
+def test_an_archive_that_unpacks_to_more_than_it_is_is_refused(saved):
+    """torch.save compresses nothing; a compressed copy of its file would read the same."""
+    _, path = saved
+    with zipfile.ZipFile(path) as archive:
+        entries = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+    assert torch.load(path, weights_only=True)["molflt"]["version"] == 1
+    with pytest.raises(InputError, match=r"is no archive as torch\.save writes it"):
         load_checkpoint(path)
 
 

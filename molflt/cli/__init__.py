@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from molflt.cli import bench, config, data, evaluate, leaderboard, predict, replay, train
+from molflt.cli import bench, config, data, evaluate, export, leaderboard, predict, replay, train
 from molflt.cli.shared import BAD_INPUT, INTERRUPTED, OK, Parser, one_line_warnings, print_error
 from molflt.errors import InputError
 
@@ -74,7 +74,7 @@ def make_parser() -> argparse.ArgumentParser:
     # Only a subcommand that takes the settings of a configuration looks at words that no parser knows.
     parser.set_defaults(takes_settings=False)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (train, evaluate, predict, leaderboard, data, config, replay, bench):
+    for command in (train, evaluate, predict, leaderboard, export, data, config, replay, bench):
         command.add_parser(commands)
     return parser
 

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from molflt.bench import attention_settings, training_settings
-from molflt.cli.shared import add_command, add_group
+from molflt.cli.shared import add_command, add_group, count, positive, positive_number
 
 
 def add_parser(commands: Any) -> None:
@@ -14,8 +14,12 @@ def add_parser(commands: Any) -> None:
     below = add_group(commands, "bench", "measure speed and memory", "measurements", "NAME")
     attention = add_command(below, "attention", _attention, "FLT beside the Performers and exact softmax")
     attention_settings.add_arguments(attention)
+    _add_graphs(add_command(below, "graphs", _graphs, "the periodic radius graph beside ASE's neighbor_list"))
     training = add_command(below, "training", _training, "training speed, and what the loop adds")
     training_settings.add_arguments(training)
+    _add_prediction(
+        add_command(below, "prediction", _prediction, "structures per second from files, and start-up")
+    )
 
 
 def _attention(arguments: argparse.Namespace) -> int:
@@ -26,5 +30,53 @@ def _attention(arguments: argparse.Namespace) -> int:
 
 def _training(arguments: argparse.Namespace) -> int:
     from molflt.bench.training import run
+
+    return run(arguments)
+
+
+def _add_graphs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--atoms", metavar="N", type=positive, default=1000, help="in the cell; %(default)s")
+    parser.add_argument(
+        "--radius", metavar="Å", type=positive_number, default=6.0, help="cutoff; %(default)s"
+    )
+    _add_conditions(parser, 15, "cpu")
+
+
+def _add_prediction(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--checkpoint", metavar="CHECKPOINT", default="fcc111-flt", help="file or shipped name; %(default)s"
+    )
+    parser.add_argument(
+        "--structures", metavar="N", type=positive, default=256, help="per format; %(default)s"
+    )
+    parser.add_argument(
+        "--batch-size", metavar="N", type=positive, default=128, help="of the batched runs; %(default)s"
+    )
+    parser.add_argument(
+        "--redraws", metavar="N", type=count, default=4, help="as in `molflt predict`; %(default)s"
+    )
+    parser.add_argument("--threads", metavar="N", type=positive, help="of torch; by default its own choice")
+    _add_conditions(parser, 5, "wall")
+
+
+def _add_conditions(parser: argparse.ArgumentParser, repeats: int, clock: str) -> None:
+    parser.add_argument("--repeats", metavar="N", type=positive, default=repeats, help="rounds; %(default)s")
+    parser.add_argument(
+        "--clock",
+        choices=("wall", "cpu"),
+        default=clock,
+        help="wall: time passed; cpu: CPU time, for a machine that has other work to do; %(default)s",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+
+
+def _graphs(arguments: argparse.Namespace) -> int:
+    from molflt.bench.graphs import run
+
+    return run(arguments)
+
+
+def _prediction(arguments: argparse.Namespace) -> int:
+    from molflt.bench.prediction import run
 
     return run(arguments)

@@ -7,7 +7,8 @@ import json
 import sys
 from typing import Any
 
-from molflt.cli.shared import OK, add_command, print_tables
+from molflt.cli.shared import OK, add_command
+from molflt.terminal import print_tables
 
 
 def add_parser(commands: Any) -> None:

@@ -1,4 +1,4 @@
-"""`molflt evaluate CHECKPOINT...`."""
+"""`molflt evaluate CHECKPOINT...`, in one process or in several that a launcher such as torchrun starts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from molflt.cli.shared import OK, add_command, positive, positive_number, print_note, print_tables
+from molflt.cli.shared import (
+    BAD_INPUT,
+    OK,
+    add_command,
+    positive,
+    positive_number,
+    print_note,
+)
 from molflt.errors import InputError
+from molflt.terminal import print_tables
 
 if TYPE_CHECKING:
     from molflt.evaluation import SplitScore
@@ -62,17 +70,25 @@ def run(arguments: argparse.Namespace) -> int:
         if output is not None and (Path(output).is_dir() or not Path(output).parent.is_dir()):
             raise InputError(f"cannot write {output}; give a file name in a folder that exists")
 
-    from molflt.evaluation import evaluate_checkpoints, write_csv, write_report
+    from molflt.evaluation import evaluate_checkpoints, joined_processes, write_csv, write_report
 
-    evaluation = evaluate_checkpoints(
-        arguments.checkpoints,
-        arguments.data,
-        arguments.split,
-        arguments.batch_size,
-        threshold=arguments.threshold,
-        by=list(dict.fromkeys(arguments.by)),
-        with_systems=bool(arguments.csv or arguments.report),
-    )
+    with joined_processes() as rank:
+        try:
+            evaluation = evaluate_checkpoints(
+                arguments.checkpoints,
+                arguments.data,
+                arguments.split,
+                arguments.batch_size,
+                threshold=arguments.threshold,
+                by=list(dict.fromkeys(arguments.by)),
+                with_systems=bool(arguments.csv or arguments.report),
+            )
+        except InputError:
+            if rank:  # the first process says it
+                return BAD_INPUT
+            raise
+    if rank:
+        return OK
     for output, write in ((arguments.csv, write_csv), (arguments.report, write_report)):
         if output is not None:
             write(output, evaluation)

@@ -17,9 +17,9 @@ from molflt.cli.shared import (
     positive,
     print_error,
     print_note,
-    print_tables,
 )
 from molflt.errors import InputError
+from molflt.terminal import print_tables
 
 if TYPE_CHECKING:
     from molflt.prediction import Prediction, Predictor
@@ -71,7 +71,7 @@ def add_parser(commands: Any) -> None:
         "--batch-size",
         metavar="N",
         type=positive,
-        default=32,
+        default=128,
         help="structures per batch; changes no result",
     )
     parser.add_argument("--device", metavar="NAME", default="cpu", help="cpu, cuda or cuda:N; %(default)s")
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     skipped: list[str] = []
     written = [path for path in (arguments.output, arguments.write_relaxed) if path is not None]
     paths = expand_paths(arguments.files, sys.stdin, exclude=written, on_skip=skipped.append)
-    outcomes = predictor.iter_predict(iter_inputs(paths), arguments.batch_size)
+    outcomes = predictor.iter_predict(iter_inputs(paths, predictor.radius), arguments.batch_size)
     predicted = failed = 0
     with _sink(arguments.output, predictor) as show:
         for row, outcome in enumerate(outcomes):

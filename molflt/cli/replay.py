@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from molflt.cli.shared import OK, add_command, print_tables
+from molflt.cli.shared import OK, add_command
+from molflt.terminal import print_tables
 
 
 def add_parser(commands: Any) -> None:

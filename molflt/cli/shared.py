@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from molflt.errors import InputError, InputWarning
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    pass
 
 OK, SOME_FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -91,21 +91,6 @@ def one_line_warnings() -> Iterator[None]:
         warnings.simplefilter("always", InputWarning)
         warnings.showwarning = show
         yield
-
-
-def print_tables(*tables: Table) -> None:
-    """Tables on stdout, with names printed as they are."""
-    from rich.console import Console
-
-    # Where no terminal sets the width (a pipe, a file), lines are as long as their content.
-    width = None if sys.stdout.isatty() else 1000
-    console = Console(width=width, markup=False, emoji=False, highlight=False)
-    with console.capture() as capture:
-        for table in tables:
-            console.print(table)
-    # Names that are no UTF-8, and a terminal that is not: shown by their codes instead of failing.
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(capture.get().encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _at_least(least: int, number: int) -> int:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from molflt.cli.settings import add_settings, given_config
-from molflt.cli.shared import OK, add_command, print_note, print_tables
+from molflt.cli.shared import OK, add_command, print_note
+from molflt.terminal import print_tables
 
 if TYPE_CHECKING:
     from molflt.training import TrainingResult

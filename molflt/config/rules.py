@@ -55,6 +55,7 @@ def _data_rules(data: DataConfig) -> Iterator[Rule]:
 def _model_rules(model: ModelConfig) -> Iterator[Rule]:
     for name in ("channels", "num_heads", "num_layers", "num_blocks", "ffn_channels", "num_gaussians"):
         yield f"model.{name}", getattr(model, name) >= 1, "at least 1"
+    yield "model.num_blocks", model.num_blocks <= 1000, "at most 1000"
     heads, width = model.num_heads, model.displacement_channels
     yield "model.num_heads", model.channels % heads == 0, f"a divisor of model.channels = {model.channels}"
     yield (

@@ -10,6 +10,7 @@ Source: Nguyen and Stehlé, "Low-dimensional lattice basis reduction revisited",
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,23 @@ from molflt.errors import InputError
 MIN_RELATIVE_VOLUME = 1e-6
 MAX_LENGTH = 1e6
 """Å; longer lattice vectors belong to no structure, and the images they span cannot be enumerated."""
+ROUNDING = 1e-6
+"""Relative; a sum of lattice vectors that is shorter than one of them by less is as long, as a hexagonal
+cell's are in single precision."""
+_STEPS = {
+    0: np.zeros((0, 0)),
+    1: np.zeros((0, 1)),
+    2: np.array([[1.0, 1.0], [-1.0, 1.0]]),
+    3: np.array(
+        [[a, 1.0, 0.0] for a in (-1.0, 1.0)]
+        + [[a, b, 1.0] for a in (-1.0, 0.0, 1.0) for b in (-1.0, 0.0, 1.0) if a or b]
+    ),
+}
+"""For each number of vectors, the sums that must not be shorter than the last vector in them."""
+_LAST = {
+    number: np.array([np.flatnonzero(row)[-1] for row in steps], dtype=np.int64)
+    for number, steps in _STEPS.items()
+}
 
 
 def check_cell(cell: ArrayLike, pbc: ArrayLike) -> None:
@@ -48,7 +66,7 @@ def check_cell(cell: ArrayLike, pbc: ArrayLike) -> None:
     for axis in np.flatnonzero(periodic & (lengths > MAX_LENGTH)):
         raise InputError(f"cell vector {'abc'[axis]} is {lengths[axis]:.3g} Å long; correct the cell")
     vectors = cell[periodic] / lengths[periodic, None]
-    volume = np.sqrt(max(np.linalg.det(vectors @ vectors.T), 0.0)) if len(vectors) else 1.0
+    volume = math.sqrt(max(np.linalg.det(vectors @ vectors.T), 0.0)) if len(vectors) else 1.0
     if volume < MIN_RELATIVE_VOLUME:
         names = ", ".join("abc"[axis] for axis in np.flatnonzero(periodic))
         raise InputError(
@@ -73,6 +91,8 @@ def complete_cell(
     """
     completed = np.array(cell, dtype=np.float64)
     periodic = np.asarray(pbc, dtype=bool)
+    if periodic.all():
+        return completed
     completed[~periodic] = 0.0
     # The right singular vectors past the rank of the periodic rows are an orthonormal basis of the rest.
     rest = np.linalg.svd(completed)[2][periodic.sum() :]
@@ -89,17 +109,30 @@ def reduced_cell(cell: ArrayLike, pbc: ArrayLike) -> tuple[NDArray[np.float64], 
 
     Returns:
         (reduced, operation): `reduced = operation @ cell`, where `operation` is an integer matrix of
-        determinant ±1. The set of periodic rows is the same in both, open rows are kept.
+        determinant ±1. The set of periodic rows is the same in both, open rows are kept. A cell whose vectors
+        are as short as they can be, to a relative `ROUNDING`, is returned as it is.
 
     Raises:
         InputError: if the lattice is too ill-conditioned to be reduced in float64.
     """
+    given = np.asarray(cell, dtype=np.float64)
+    # ASE annotates pbc as one bool but documents and takes an array.
+    flags: Any = np.asarray(pbc, dtype=bool)
+    if _is_reduced(given[flags]):
+        return given, np.eye(3, dtype=np.int64)
     try:
-        # ASE annotates pbc as one bool but documents and takes an array.
-        flags: Any = np.asarray(pbc, dtype=bool)
-        reduced, operation = minkowski_reduce(np.asarray(cell, dtype=np.float64), flags)
+        reduced, operation = minkowski_reduce(given, flags)
     except RuntimeError as error:
         raise InputError(
             f"cell cannot be reduced to short lattice vectors ({error}); give a less skewed cell"
         ) from error
     return np.asarray(reduced), np.asarray(operation, dtype=np.int64)
+
+
+def _is_reduced(vectors: NDArray[np.float64]) -> bool:
+    """Whether vectors [K, 3] are Minkowski-reduced but for rounding, in some order: what most cells are."""
+    squares = (vectors**2).sum(axis=1)
+    order = squares.argsort()
+    sums = _STEPS[len(vectors)] @ vectors[order]
+    bounds = squares[order].take(_LAST[len(vectors)])
+    return bool(((sums**2).sum(axis=1) >= bounds * (1.0 - 2.0 * ROUNDING)).all())

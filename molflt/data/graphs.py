@@ -13,6 +13,7 @@ however many cells away it is.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ DISTANCE_QUANTUM = 1e-6
 """Å; edges whose distances round to the same multiple of it are ordered by sender and offsets."""
 MAX_WORK = 2e8
 """Edges, or visits of cells and their images, beyond which a graph is refused: seconds and gigabytes."""
+_IDENTITY = np.eye(3, dtype=np.int64)
 VESIN_CELLS = 90_000
 """Cells that vesin (0.6) makes at most, 100,000, with a margin."""
 
@@ -75,21 +77,82 @@ def radius_graph(
         raise ValueError(f"radius must be finite and positive, got {radius}; give a cutoff in Å such as 6.0")
     if max_neighbors is not None and max_neighbors < 1:
         raise ValueError(f"max_neighbors must be at least 1, got {max_neighbors}; None keeps all neighbours")
-    points = pos.detach().cpu().numpy().astype(np.float64)
-    cell_rows = cell.detach().cpu().numpy().astype(np.float64).reshape(3, 3)
-    periodic = pbc.detach().cpu().numpy().astype(bool).reshape(3)
+    neighbors = find_neighbors(
+        pos.detach().cpu().numpy().astype(np.float64),
+        cell.detach().cpu().numpy().astype(np.float64).reshape(3, 3),
+        pbc.detach().cpu().numpy().astype(bool).reshape(3),
+        radius,
+    )
+    edge_index, cell_offsets, distances = neighbors.graph(radius, max_neighbors, strict_cap=strict_cap)
+    return edge_index.to(pos.device), cell_offsets.to(pos.device), distances.to(pos)
 
-    receiver, sender, offsets, distances = _all_pairs(points, cell_rows, periodic, radius)
-    steps = np.rint(distances / DISTANCE_QUANTUM).astype(np.int64)
-    order = _edge_order(receiver, steps, sender, *offsets)
-    if max_neighbors is not None:
-        order = order[_within_cap(receiver[order], distances[order], len(points), max_neighbors, strict_cap)]
-    edge_index = torch.from_numpy(np.stack([sender[order], receiver[order]]))
-    cell_offsets = torch.from_numpy(np.ascontiguousarray(offsets[:, order].T))
-    return (
-        edge_index.to(pos.device),
-        cell_offsets.to(pos.device),
-        torch.from_numpy(distances[order]).to(pos),
+
+@dataclass(frozen=True)
+class Neighbors:
+    """All pairs of a structure up to a radius, sorted as `radius_graph` says: made once, used by many."""
+
+    num_atoms: int
+    radius: float
+    """Å."""
+    edge_index: NDArray[np.int64]
+    """[2, E] sender, receiver."""
+    offsets: NDArray[np.int64]
+    """[E, 3]."""
+    distances: NDArray[np.float64]
+    """[E] Å."""
+
+    @property
+    def sender(self) -> NDArray[np.int64]:
+        """[E]."""
+        return self.edge_index[0]
+
+    @property
+    def receiver(self) -> NDArray[np.int64]:
+        """[E]."""
+        return self.edge_index[1]
+
+    def within(self, radius: float) -> Neighbors:
+        """Those closer than a radius that is not larger than their own."""
+        if radius > self.radius:
+            raise ValueError(f"radius must be at most that of the neighbours, {self.radius}, got {radius}")
+        if radius == self.radius:
+            return self
+        return self._kept(self.distances < radius, radius)
+
+    def graph(
+        self, radius: float, max_neighbors: int | None = None, *, strict_cap: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What `radius_graph` returns for a radius that is not larger, the distances in float64."""
+        found = self.within(radius)
+        if max_neighbors is not None:
+            kept = _within_cap(found.receiver, found.distances, self.num_atoms, max_neighbors, strict_cap)
+            found = found._kept(kept, radius)
+        return (
+            torch.from_numpy(found.edge_index),
+            torch.from_numpy(found.offsets),
+            torch.from_numpy(found.distances),
+        )
+
+    def _kept(self, mask: NDArray[np.bool_], radius: float) -> Neighbors:
+        kept = np.flatnonzero(mask)
+        columns = (self.edge_index.take(kept, axis=1), self.offsets[kept], self.distances[kept])
+        return Neighbors(self.num_atoms, radius, *columns)
+
+
+def find_neighbors(
+    pos: NDArray[np.float64], cell: NDArray[np.float64], pbc: NDArray[np.bool_], radius: float
+) -> Neighbors:
+    """All pairs closer than `radius`; arguments as arrays, errors and order as in `radius_graph`."""
+    pairs, shifts, half = _half_pairs(pos, cell, pbc, radius)
+    # Each pair of the half list is two edges: received by the first atom, and mirrored.
+    both = np.concatenate([pairs[::-1], pairs], axis=1)
+    order = _edge_order(both, np.rint(half / DISTANCE_QUANTUM).astype(np.int64), shifts)
+    return Neighbors(
+        len(pos),
+        radius,
+        both.take(order, axis=1),
+        np.concatenate([shifts, -shifts]).take(order, axis=0),
+        np.concatenate([half, half]).take(order),
     )
 
 
@@ -155,10 +218,10 @@ def edge_displacement(
     return pos[sender] - pos[receiver] + shift
 
 
-def _all_pairs(
+def _half_pairs(
     points: NDArray[np.float64], cell: NDArray[np.float64], periodic: NDArray[np.bool_], radius: float
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Return receiver [E], sender [E], offsets [3, E] and distances [E] of every pair, unsorted."""
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Return receiver and sender [2, E], offsets [E, 3] and distances [E] of every pair, in one direction."""
     if not np.isfinite(points).all():
         raise InputError(
             f"position of atom {int(np.flatnonzero(~np.isfinite(points).all(1))[0])} is NaN or infinite; "
@@ -188,18 +251,11 @@ def _all_pairs(
     if search_radius > radius:
         within = half < radius
         pairs, shifts, half = pairs[within], shifts[within], half[within]
-    first, second = pairs.T.astype(np.int64)
-    # operation.T @ shifts.T, but most entries of the operation are zero.
-    steps = shifts.T.astype(np.int64)
-    shift = np.stack(
-        [sum(w * row for w, row in zip(weights, steps, strict=True) if w) for weights in operation.T]
-    )
-    return (
-        np.concatenate([first, second]),
-        np.concatenate([second, first]),
-        np.concatenate([shift, -shift], axis=1),
-        np.concatenate([half, half]),
-    )
+    # vesin's arrays are its own memory: everything returned is a copy.
+    steps = shifts.astype(np.int64)
+    if (operation != _IDENTITY).any():
+        steps = steps @ operation
+    return np.array(pairs.T, dtype=np.int64, order="C"), steps, half.copy()
 
 
 def _search_radius(heights: NDArray[np.float64], radius: float) -> float:
@@ -216,29 +272,33 @@ def _search_radius(heights: NDArray[np.float64], radius: float) -> float:
         radius *= 1.2
 
 
-def _edge_order(*columns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the permutation [E] that sorts by the first column [E], then the second, and so on.
+def _edge_order(
+    edge_index: NDArray[np.int64], steps: NDArray[np.int64], shifts: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the permutation [E] that sorts edges by receiver, then steps, then sender, then offsets.
 
-    `np.lexsort` with as many columns packed into one 64-bit key as fit, so that one fast pass usually does.
-    Rows must be distinct.
+    Args:
+        edge_index: [2, E] sender, receiver.
+        steps: [E / 2] distances of the first half of the edges, and of the second half, not negative.
+        shifts: [E / 2, 3] offsets of the first half of the edges; those of the second half are the opposite.
+
+    All are packed into one 64-bit key, so that one fast pass does it, unless their numbers are vast.
     """
-    if not len(columns[0]):
+    sender, receiver = edge_index
+    if not len(receiver):
         return np.arange(0)
-    keys: list[NDArray[np.int64]] = []
-    capacity = 0
-    for column in reversed(columns):
-        low = int(column.min())
-        span = int(column.max()) - low + 1
-        if keys and capacity * span < 2**63:
-            keys[-1] += (column - low) * capacity
-            capacity *= span
-        else:
-            keys.append(column - low)
-            capacity = span
-    order = np.argsort(keys[0])
-    for key in keys[1:]:
-        order = order[np.argsort(key[order], kind="stable")]
-    return order
+    width = 2 * int(np.abs(shifts).max()) + 1
+    bases = [int(receiver.max()) + 1, int(steps.max()) + 1, int(sender.max()) + 1, width**3]
+    if math.prod(bases) >= 2**63:
+        offsets = np.concatenate([shifts, -shifts]).T
+        return np.lexsort([*offsets[::-1], sender, np.concatenate([steps, steps]), receiver])
+    number = len(steps)
+    offsets = (shifts[:, 0] * width + shifts[:, 1]) * width + shifts[:, 2]
+    steps = steps * (bases[2] * bases[3])
+    key = receiver * np.int64(math.prod(bases[1:])) + sender * np.int64(bases[3])
+    key[:number] += steps + offsets
+    key[number:] += steps - offsets
+    return np.argsort(key)
 
 
 def _within_cap(

@@ -12,12 +12,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from ase.data import covalent_radii
 from numpy.typing import NDArray
 
 from molflt.data.cells import complete_cell, reduced_cell
-from molflt.data.graphs import radius_graph
+from molflt.data.graphs import Neighbors
 
 VACUUM = 5.0
 """Å; smallest gap that counts as vacuum. Layers of a crystal are at most 4.5 Å apart."""
@@ -34,6 +33,7 @@ SURFACE_DEPTH = 2.0
 
 NONMETALS = frozenset({1, 2, 6, 7, 8, 9, 10, 15, 16, 17, 18, 34, 35, 36, 53, 54, 85, 86})
 """H He C N O F Ne P S Cl Ar Se Br Kr I Xe At Rn: what adsorbates are made of."""
+_IS_NONMETAL = np.isin(np.arange(len(covalent_radii)), list(NONMETALS))
 MONOVALENT = frozenset({1, 9, 17, 35, 53, 85})
 """H F Cl Br I At: nonmetals that form no networks."""
 
@@ -92,18 +92,23 @@ def slab_frame(
     return 1, SlabFrame(heights, up)
 
 
-def find_bonds(
-    numbers: NDArray[np.int64], pos: NDArray[np.float64], cell: NDArray[np.float64], pbc: NDArray[np.bool_]
-) -> Bonds:
-    """Return all pairs closer than `BOND_FACTOR` times the sum of their covalent radii."""
+def bond_reach(numbers: NDArray[np.int64]) -> float:
+    """Length that no bond among atoms of these atomic numbers exceeds, Å."""
+    return BOND_FACTOR * 2.0 * float(covalent_radii[numbers].max())
+
+
+def find_bonds(numbers: NDArray[np.int64], neighbors: Neighbors) -> Bonds:
+    """Return all pairs closer than `BOND_FACTOR` times the sum of their covalent radii.
+
+    Args:
+        numbers: [A] atomic numbers.
+        neighbors: of the structure, up to `bond_reach(numbers)` at least.
+    """
     radii = covalent_radii[numbers]
-    edge_index, offsets, distances = radius_graph(
-        torch.from_numpy(pos), torch.from_numpy(cell), torch.from_numpy(pbc), BOND_FACTOR * 2.0 * radii.max()
-    )
-    second, first = edge_index.numpy()
-    stretch = distances.numpy() / (radii[first] + radii[second])
-    bonded = stretch < BOND_FACTOR
-    return Bonds(first[bonded], second[bonded], offsets.numpy()[bonded], stretch[bonded])
+    near = neighbors.within(bond_reach(numbers))
+    stretch = near.distances / (radii[near.receiver] + radii[near.sender])
+    bonded = np.flatnonzero(stretch < BOND_FACTOR)
+    return Bonds(near.receiver[bonded], near.sender[bonded], near.offsets[bonded], stretch[bonded])
 
 
 def find_adsorbate(
@@ -126,8 +131,10 @@ def find_adsorbate(
     middle = 0.5 * (heights.min() + heights.max())
     rank = np.argsort(np.argsort(heights, kind="stable"), kind="stable")
     lower = (rank < (len(numbers) + 1) // 2) & (heights <= middle)
-    foreign = ~np.isin(numbers, numbers[lower])
-    nonmetal = np.isin(numbers, list(NONMETALS))
+    in_slab = np.zeros(len(_IS_NONMETAL), dtype=bool)
+    in_slab[numbers[lower]] = True
+    foreign = ~in_slab[numbers]
+    nonmetal = _IS_NONMETAL[numbers]
 
     adsorbate = np.zeros(len(numbers), dtype=bool)
     for group in _groups(foreign & ~nonmetal, bonds):

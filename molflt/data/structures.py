@@ -18,13 +18,16 @@ import numpy as np
 import torch
 from ase import Atoms
 from ase.constraints import FixAtoms
+from ase.data import covalent_radii
 from numpy.typing import NDArray
 from torch_geometric.data import Data
 
 from molflt.data.fields import StructureData
+from molflt.data.graphs import Neighbors
+from molflt.data.slabs import bond_reach
 from molflt.data.structure_formats import iter_frames
 from molflt.data.tags import TagSource, assign_tags
-from molflt.data.validity import check_occupancies, check_structure
+from molflt.data.validity import SEARCH_RADIUS, check_occupancies, check_structure
 from molflt.errors import InputError
 
 
@@ -56,6 +59,8 @@ class Structure:
     """Interpretations and oddities, one sentence each."""
     reader: str = ""
     """Who read it and as what, such as `pymatgen (cif)`."""
+    neighbors: Neighbors | None = field(default=None, repr=False, compare=False)
+    """Of the positions in `data`, at least as far as the reader was asked to look; None where nobody did."""
 
 
 def read_structures(path: str | os.PathLike[str]) -> list[Structure]:
@@ -87,10 +92,13 @@ def read_structures(path: str | os.PathLike[str]) -> list[Structure]:
     return structures
 
 
-def iter_structures(path: str | os.PathLike[str]) -> Iterator[Structure | StructureError]:
+def iter_structures(
+    path: str | os.PathLike[str], radius: float = 0.0
+) -> Iterator[Structure | StructureError]:
     """Yield the structures of a file one by one, a refusal in the place of each bad frame.
 
-    Only one frame is held at a time where the format allows it (XYZ, trajectories, databases).
+    Only one frame is held at a time where the format allows it (XYZ, trajectories, databases). `radius`, Å:
+    how far `Structure.neighbors` are to reach, as the checks and a model can share them.
     """
     source = os.fspath(path)
     frame = 0
@@ -99,26 +107,30 @@ def iter_structures(path: str | os.PathLike[str]) -> Iterator[Structure | Struct
             if isinstance(item, InputError):
                 yield StructureError(source, frame, str(item))
             else:
-                yield _checked(item.atoms, source, frame, item.notes, item.reader)
+                yield _checked(item.atoms, source, frame, item.notes, item.reader, radius)
             frame += 1
     except InputError as error:
         yield StructureError(source, frame or None, str(error))
 
 
-def structure_from_atoms(atoms: Atoms, source: str = "Atoms", frame: int = 0) -> Structure:
-    """Convert one `ase.Atoms`.
+def structure_from_atoms(
+    atoms: Atoms, source: str = "Atoms", frame: int = 0, radius: float = 0.0
+) -> Structure:
+    """Convert one `ase.Atoms`; `radius` as in `iter_structures`.
 
     Raises:
         StructureError: if the structure is refused.
     """
-    structure = _checked(atoms, source, frame, [], "ASE (Atoms)")
+    structure = _checked(atoms, source, frame, [], "ASE (Atoms)", radius)
     if isinstance(structure, StructureError):
         raise structure
     return structure
 
 
-def structure_from_pymatgen(obj: Any, source: str = "pymatgen", frame: int = 0) -> Structure:
-    """Convert one pymatgen Structure or Molecule.
+def structure_from_pymatgen(
+    obj: Any, source: str = "pymatgen", frame: int = 0, radius: float = 0.0
+) -> Structure:
+    """Convert one pymatgen Structure or Molecule; `radius` as in `iter_structures`.
 
     Raises:
         StructureError: if the structure is refused, for instance as it is disordered.
@@ -129,30 +141,32 @@ def structure_from_pymatgen(obj: Any, source: str = "pymatgen", frame: int = 0) 
         atoms, notes = atoms_from_pymatgen(obj)
     except InputError as error:
         raise StructureError(source, frame, str(error)) from error
-    structure = _checked(atoms, source, frame, notes, f"pymatgen ({type(obj).__name__})")
+    structure = _checked(atoms, source, frame, notes, f"pymatgen ({type(obj).__name__})", radius)
     if isinstance(structure, StructureError):
         raise structure
     return structure
 
 
 def _checked(
-    atoms: Atoms, source: str, frame: int, notes: list[str], reader: str
+    atoms: Atoms, source: str, frame: int, notes: list[str], reader: str, radius: float
 ) -> Structure | StructureError:
     try:
-        return _convert(atoms, source, frame, notes, reader)
+        return _convert(atoms, source, frame, notes, reader, radius)
     except InputError as error:
         return StructureError(source, frame, str(error))
 
 
-def _convert(atoms: Atoms, source: str, frame: int, notes: list[str], reader: str) -> Structure:
+def _convert(
+    atoms: Atoms, source: str, frame: int, notes: list[str], reader: str, radius: float
+) -> Structure:
     numbers = np.asarray(atoms.numbers, dtype=np.int64)
     pos = np.asarray(atoms.positions, dtype=np.float64)
     cell = np.asarray(atoms.cell.array, dtype=np.float64)
     pbc = np.asarray(atoms.pbc, dtype=bool)
-    check_structure(numbers, pos, cell, pbc)
+    neighbors = check_structure(numbers, pos, cell, pbc, max(radius, reach(numbers)))
     _check_recorded_occupancies(atoms)
     given = np.asarray(atoms.get_tags()) if atoms.has("tags") else None
-    assigned = assign_tags(numbers, pos, cell, pbc, given)
+    assigned = assign_tags(numbers, pos, cell, pbc, given, neighbors)
     data = StructureData(
         pos=torch.from_numpy(pos).float(),
         cell=torch.from_numpy(cell).float().reshape(1, 3, 3),
@@ -171,7 +185,14 @@ def _convert(atoms: Atoms, source: str, frame: int, notes: list[str], reader: st
         tag_source=assigned.source,
         notes=[*notes, *assigned.notes, *_label_notes(atoms), *_constraint_notes(atoms)],
         reader=reader,
+        neighbors=neighbors if radius else None,
     )
+
+
+def reach(numbers: NDArray[np.int64]) -> float:
+    """How far neighbours are to be known for the checks of a structure and its tags, Å."""
+    known = numbers[(numbers > 0) & (numbers < len(covalent_radii))]
+    return max(SEARCH_RADIUS, bond_reach(known) if len(known) else 0.0)
 
 
 def _check_recorded_occupancies(atoms: Atoms) -> None:

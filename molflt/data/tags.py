@@ -19,7 +19,8 @@ import numpy as np
 from ase.data import chemical_symbols
 from numpy.typing import NDArray
 
-from molflt.data.slabs import find_adsorbate, find_bonds, slab_frame, surface_atoms
+from molflt.data.graphs import Neighbors, find_neighbors
+from molflt.data.slabs import bond_reach, find_adsorbate, find_bonds, slab_frame, surface_atoms
 
 TagSource = Literal["given", "ase-layers", "derived", "none"]
 SUBSURFACE, SURFACE, ADSORBATE = 0, 1, 2
@@ -41,6 +42,7 @@ def assign_tags(
     cell: NDArray[np.float64],
     pbc: NDArray[np.bool_],
     given: NDArray[np.int64] | None = None,
+    neighbors: Neighbors | None = None,
 ) -> AssignedTags:
     """Decide on the tags of one structure.
 
@@ -54,6 +56,7 @@ def assign_tags(
         cell: [3, 3], rows are lattice vectors, Å.
         pbc: [3], true along periodic directions.
         given: [A] what the file holds, or None. All zeros is ASE's way of saying None.
+        neighbors: of the atoms, up to `slabs.bond_reach(numbers)` at least; found here without them.
 
     Returns:
         Tags, their source and notes.
@@ -68,7 +71,9 @@ def assign_tags(
             notes.append(f"tags in the file are not used: the structure is a {kind}, and all its atoms count")
         return AssignedTags(None, "none", notes)
 
-    bonds = find_bonds(numbers, pos, cell, pbc)
+    if neighbors is None:
+        neighbors = find_neighbors(pos, cell, pbc, bond_reach(numbers))
+    bonds = find_bonds(numbers, neighbors)
     heights = frame.heights
     adsorbate = find_adsorbate(numbers, heights, bonds)
     if not adsorbate.any():

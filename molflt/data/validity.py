@@ -8,24 +8,29 @@ atom (counted from 0), what is wrong with it and the remedy.
 from __future__ import annotations
 
 import numpy as np
-import torch
 from ase.data import chemical_symbols
 from numpy.typing import ArrayLike, NDArray
 
 from molflt.data.cells import check_cell
-from molflt.data.graphs import radius_graph
+from molflt.data.graphs import Neighbors, find_neighbors
 from molflt.errors import InputError
 
 MIN_DISTANCE = 0.5
 """Å; no two nuclei in matter at rest come closer (H2 is 0.74 Å long)."""
+SEARCH_RADIUS = 2.0
+"""Å; how far neighbours are looked for where only overlaps matter: 0.5 Å would divide space too finely."""
 FULL_OCCUPANCY_TOLERANCE = 1e-3
 MAX_ROUNDING = 1e-3
 """Å; largest change that storing a position in float32 may make."""
 
 
 def check_structure(
-    numbers: NDArray[np.int64], pos: NDArray[np.float64], cell: NDArray[np.float64], pbc: NDArray[np.bool_]
-) -> None:
+    numbers: NDArray[np.int64],
+    pos: NDArray[np.float64],
+    cell: NDArray[np.float64],
+    pbc: NDArray[np.bool_],
+    radius: float = SEARCH_RADIUS,
+) -> Neighbors:
     """Refuse a structure that is no set of separate, real atoms in a usable cell.
 
     Args:
@@ -33,6 +38,10 @@ def check_structure(
         pos: [A, 3] positions, Å.
         cell: [3, 3], rows are lattice vectors, Å.
         pbc: [3], true along periodic directions.
+        radius: how far the neighbours are wanted that the check for overlaps finds anyway, Å, at least 0.5.
+
+    Returns:
+        The neighbours up to `radius` of the positions and the cell as they are stored, in single precision.
 
     Raises:
         InputError: no atoms; an atomic number outside 1 to 118; a coordinate that is NaN, infinite or too
@@ -58,7 +67,9 @@ def check_structure(
             f"{_atom(numbers, rounding.argmax())} lies {np.abs(pos[rounding.argmax()]).max():.3g} Å from the "
             "origin, too far for single precision; move the structure to the origin"
         )
-    _check_distances(numbers, pos, cell, pbc)
+    neighbors = find_neighbors(_stored(pos), _stored(cell), pbc, radius)
+    _check_distances(numbers, neighbors)
+    return neighbors
 
 
 def check_occupancies(occupancies: ArrayLike, names: list[str]) -> None:
@@ -82,21 +93,23 @@ def check_occupancies(occupancies: ArrayLike, names: list[str]) -> None:
         )
 
 
-def _check_distances(
-    numbers: NDArray[np.int64], pos: NDArray[np.float64], cell: NDArray[np.float64], pbc: NDArray[np.bool_]
-) -> None:
-    edge_index, offsets, distances = radius_graph(
-        torch.from_numpy(pos), torch.from_numpy(cell), torch.from_numpy(pbc), MIN_DISTANCE
-    )
-    if not len(distances):
+def _check_distances(numbers: NDArray[np.int64], neighbors: Neighbors) -> None:
+    if not len(neighbors.distances):
         return
-    closest = int(distances.argmin())
-    sender, receiver = edge_index[:, closest].tolist()
-    image = " of a periodic image" if offsets[closest].any() else ""
+    closest = int(neighbors.distances.argmin())
+    distance = neighbors.distances[closest]
+    if distance >= MIN_DISTANCE:
+        return
+    sender, receiver = neighbors.sender[closest], neighbors.receiver[closest]
+    image = " of a periodic image" if neighbors.offsets[closest].any() else ""
     raise InputError(
-        f"{_atom(numbers, receiver)} and {_atom(numbers, sender)}{image} are {distances[closest]:.2f} Å "
+        f"{_atom(numbers, receiver)} and {_atom(numbers, sender)}{image} are {distance:.2f} Å "
         f"apart, below {MIN_DISTANCE} Å; remove duplicates or correct the positions and the cell"
     )
+
+
+def _stored(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+    return vectors.astype(np.float32).astype(np.float64)
 
 
 def _atom(numbers: NDArray[np.int64], index: int | np.integer) -> str:

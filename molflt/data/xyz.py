@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TextIO
 
-import ase.io
 from ase import Atoms
 from ase.data import atomic_numbers
+from ase.io.extxyz import read_xyz
 
 from molflt.errors import InputError
 
@@ -88,7 +88,7 @@ def _parse_frame(num_atoms: int, block: list[str]) -> tuple[Atoms, list[str]]:
             block = [block[0], *(" ".join(row) + "\n" for row in rows), *block[1 + num_atoms :]]
     text = f"{num_atoms}\n" + "".join(block)
     try:
-        atoms = ase.io.read(io.StringIO(text), index=0, format="extxyz")
+        atoms = next(read_xyz(io.StringIO(text), index=0))
     except Exception as error:  # ASE's readers raise whatever a malformed line leads to
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(f"cannot be read as extended XYZ ({reason}); correct the frame") from error

@@ -3,6 +3,7 @@
 from molflt.evaluation.evaluate import Evaluation, evaluate, evaluate_checkpoints
 from molflt.evaluation.leaderboard import check_leaderboard, make_leaderboard, score_leaderboard
 from molflt.evaluation.predictions import SplitPredictions, mean_predictions, predict_split
+from molflt.evaluation.ranks import joined_processes
 from molflt.evaluation.report import write_report
 from molflt.evaluation.scores import METRICS, SplitScore, bootstrap_intervals, energy_scores, score
 from molflt.evaluation.systems import GROUPINGS, System, describe_systems
@@ -21,6 +22,7 @@ __all__ = [
     "energy_scores",
     "evaluate",
     "evaluate_checkpoints",
+    "joined_processes",
     "make_leaderboard",
     "mean_predictions",
     "predict_split",

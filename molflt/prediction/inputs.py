@@ -18,25 +18,28 @@ from molflt.data.structures import (
     structure_from_atoms,
     structure_from_pymatgen,
 )
-from molflt.data.validity import check_structure
+from molflt.data.validity import SEARCH_RADIUS, check_structure
 from molflt.errors import InputError
 
 
-def as_structure(structure: Any, number: int = 0) -> Structure:
-    """A `Structure` from ASE `Atoms`, a pymatgen object, `Data` or a `Structure`; TypeError for others."""
+def as_structure(structure: Any, number: int = 0, radius: float = 0.0) -> Structure:
+    """A `Structure` from ASE `Atoms`, a pymatgen object, `Data` or a `Structure`; TypeError for others.
+
+    `radius` as in `molflt.data.structures.iter_structures`.
+    """
     convert = converter(structure)
     if convert is None:
         raise TypeError(
             f"structure {number} is a {type(structure).__name__}; give ase.Atoms, a pymatgen Structure or "
             "Molecule, a torch_geometric Data or what molflt.data.structures.read_structures returns"
         )
-    return convert(structure, f"structure {number}")
+    return convert(structure, f"structure {number}", radius=radius)
 
 
-def converter(structure: Any) -> Callable[[Any, str], Structure] | None:
-    """What makes a `Structure` of an object and the name of its source; None for what is no structure."""
+def converter(structure: Any) -> Callable[..., Structure] | None:
+    """What makes a `Structure` of an object, the name of its source and `radius`; None for no structure."""
     if isinstance(structure, Structure):
-        return lambda structure, source: structure
+        return lambda structure, source, radius: structure
     if isinstance(structure, Data):
         return structure_from_data
     if isinstance(structure, Atoms):
@@ -45,10 +48,11 @@ def converter(structure: Any) -> Callable[[Any, str], Structure] | None:
     return structure_from_pymatgen if type(structure).__module__.startswith("pymatgen.") else None
 
 
-def structure_from_data(data: Data, source: str = "Data") -> Structure:
+def structure_from_data(data: Data, source: str = "Data", radius: float = 0.0) -> Structure:
     """A `Structure` from a PyG `Data` with `pos` (Å) and `atomic_numbers`; a `sid` becomes its source.
 
-    Raises `InputError` where these are missing and for what is refused in a file, such as overlapping atoms.
+    `radius` as in `molflt.data.structures.iter_structures`. Raises `InputError` where these are missing and
+    for what is refused in a file, such as overlapping atoms.
     """
     if data.get("sid") is not None:
         source = f"sid {int(data.sid)}"
@@ -58,14 +62,22 @@ def structure_from_data(data: Data, source: str = "Data") -> Structure:
     filled = model_input(data)
     fields = (filled.atomic_numbers, filled["pos"], filled.cell[0], filled.pbc[0])
     try:
-        check_structure(*(field.numpy() for field in fields))
+        numbers, pos, cell, pbc = (field.numpy() for field in fields)
+        neighbors = check_structure(numbers, pos, cell, pbc, max(radius, SEARCH_RADIUS))
         if ((filled.tags < 0) | (filled.tags > 2)).any():
             raise InputError("has tags other than 0, 1 and 2; give OC20's, or none")
     except InputError as error:
         raise StructureError(source, None, str(error)) from error
     formula = Formula.from_list([chemical_symbols[z] for z in filled.atomic_numbers.tolist()]).format("hill")
     tag_source = "none" if data.get("tags") is None else "given"
-    return Structure(data, source=source, frame=0, formula=formula, tag_source=tag_source)
+    return Structure(
+        data,
+        source=source,
+        frame=0,
+        formula=formula,
+        tag_source=tag_source,
+        neighbors=neighbors if radius else None,
+    )
 
 
 def model_input(data: Data) -> StructureData:

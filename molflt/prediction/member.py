@@ -14,12 +14,16 @@ from torch_geometric.data import Batch, Data
 
 from molflt.build import build_transform
 from molflt.checkpoint import Checkpoint, CheckpointMetadata
+from molflt.data.structures import Structure
+from molflt.data.transforms import RadiusGraph
 from molflt.domain import domain_from_dict, element_shares, forward_with_embedding, unusual_shares
 from molflt.prediction.inputs import model_input
 from molflt.prediction.redraws import Redraws
 
-LEAST_SPREAD = 1e-9
+LEAST_SPREAD = 1e-5
 """eV; a spread below is rounding: draws play no part, as in softmax attention or for a single atom."""
+LEAST_RELATIVE_SPREAD = 2e-6
+"""The same, as a share of the energy: a few times what single precision resolves."""
 
 
 class MemberOutput(NamedTuple):
@@ -36,7 +40,11 @@ class MemberOutput(NamedTuple):
 
 
 class Member:
-    """A checkpoint's network, a copy in the given precision on the given device."""
+    """A checkpoint's network, a copy in the given precision on the given device.
+
+    Other draws are computed in single precision and without displacements, at half the cost: their spread is
+    a rough number, and energies do not depend on them.
+    """
 
     def __init__(
         self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, num_redraws: int
@@ -45,12 +53,27 @@ class Member:
         self.model = copy.deepcopy(checkpoint.model).to(device=device, dtype=dtype).eval()
         self.device = device
         self.domain = domain_from_dict(checkpoint.metadata.domain)
-        self._redraws = Redraws(self.model, num_redraws)
+        self._redrawn = copy.deepcopy(checkpoint.model).to(device=device, dtype=torch.float32).eval()
+        self._redrawn.displacement_head = None
+        self._redraws = Redraws(self._redrawn, num_redraws)
         self._transform = build_transform(checkpoint.config.data, False)
 
-    def prepare(self, data: Data) -> Data:
-        """The network's input for a structure; `InputError` where its graph cannot be made."""
-        return self._transform(model_input(data))
+    def prepare(self, structure: Structure) -> Data:
+        """The network's input for a structure; `InputError` where its graph cannot be made.
+
+        Neighbours that the structure's reader has found are not searched for again.
+        """
+        data: Any = model_input(structure.data)
+        for step in getattr(self._transform, "transforms", [self._transform]):
+            known = structure.neighbors
+            if type(step) is RadiusGraph and known is not None and known.radius >= step.radius:
+                edge_index, offsets, distances = known.graph(
+                    step.radius, step.max_neighbors, strict_cap=step.strict_cap
+                )
+                data.edge_index, data.cell_offsets, data.distances = edge_index, offsets, distances.float()
+            else:
+                data = step(data)
+        return data
 
     @torch.inference_mode()
     def predict(self, samples: Sequence[Data]) -> list[MemberOutput]:
@@ -62,8 +85,9 @@ class Member:
         energies = output.energy.double().cpu().numpy()
         draws = [energies]
         for _ in self._redraws:
-            draws.append(self.model(batch).energy.double().cpu().numpy())
+            draws.append(self._redrawn(batch).energy.double().cpu().numpy())
         spread = np.std(draws, axis=0, ddof=1) if len(draws) > 1 else np.zeros_like(energies)
+        rounding = np.maximum(LEAST_SPREAD, LEAST_RELATIVE_SPREAD * np.abs(energies))
         embeddings = embedding.double().cpu().numpy()
         moves: list[Any] = [None] * len(samples)
         if output.delta_pos is not None:
@@ -73,7 +97,7 @@ class Member:
             MemberOutput(
                 energy=float(energies[index]),
                 delta_pos=moves[index],
-                redraw_std=float(spread[index]) if spread[index] > LEAST_SPREAD else None,
+                redraw_std=float(spread[index]) if spread[index] > rounding[index] else None,
                 unlike=self._unlike(sample, embeddings[index]),
             )
             for index, sample in enumerate(samples)

@@ -78,15 +78,21 @@ def expand_paths(
             yield from expand(word, glob.has_magic(word) and not os.path.lexists(word))
 
 
-def iter_inputs(paths: Iterable[str | StructureError]) -> Iterator[Structure | StructureError]:
-    """The structures in files, errors in the place of bad frames and files; `.lmdb` files as OC20's."""
+def iter_inputs(
+    paths: Iterable[str | StructureError], radius: float = 0.0
+) -> Iterator[Structure | StructureError]:
+    """The structures in files, errors in the place of bad frames and files; `.lmdb` files as OC20's.
+
+    `radius` is that of the network (`Predictor.radius`), so that the checks and its graph share a search for
+    neighbours; it changes no result.
+    """
     for path in paths:
         if isinstance(path, StructureError):
             yield path
         elif path.endswith(".lmdb"):
-            yield from _iter_lmdb(path)
+            yield from _iter_lmdb(path, radius)
         else:
-            yield from iter_structures(path)
+            yield from iter_structures(path, radius)
 
 
 def is_structure_file(path: str) -> bool:
@@ -133,7 +139,7 @@ def _walk(folder: str, on_skip: Callable[[str], None] | None) -> Iterator[str]:
                 on_skip(path)
 
 
-def _iter_lmdb(path: str) -> Iterator[Structure | StructureError]:
+def _iter_lmdb(path: str, radius: float) -> Iterator[Structure | StructureError]:
     try:
         dataset = OC20IS2RE(Path(path))
         count = len(dataset)
@@ -142,7 +148,7 @@ def _iter_lmdb(path: str) -> Iterator[Structure | StructureError]:
         return
     for index in range(count):
         try:
-            yield replace(structure_from_data(dataset.get(index)), source=path, frame=index)
+            yield replace(structure_from_data(dataset.get(index), radius=radius), source=path, frame=index)
         except StructureError as error:
             yield StructureError(path, index, f"{error.source}: {error.reason}")
         except InputError as error:

@@ -8,7 +8,8 @@ from ase import Atoms
 from ase.build import add_adsorbate, bcc110, bulk, fcc100, fcc111, graphene, hcp0001, molecule
 
 from molflt.data.datasets import OC20IS2RE
-from molflt.data.slabs import find_adsorbate, find_bonds, slab_frame
+from molflt.data.graphs import find_neighbors
+from molflt.data.slabs import bond_reach, find_adsorbate, find_bonds, slab_frame
 from molflt.data.tags import AssignedTags, assign_tags
 
 DATASETS = Path(__file__).parents[2] / "datasets"
@@ -347,6 +348,7 @@ def test_heights_follow_the_open_cell_vector() -> None:
 def test_an_adsorbate_is_looked_for_on_one_side_only() -> None:
     """find_adsorbate sees the upper side: turned over, the same slab shows none."""
     atoms = platinum(3, "O")
-    bonds = find_bonds(atoms.numbers, atoms.positions, atoms.cell.array, atoms.pbc)
+    reach = bond_reach(atoms.numbers)
+    bonds = find_bonds(atoms.numbers, find_neighbors(atoms.positions, atoms.cell.array, atoms.pbc, reach))
     assert find_adsorbate(atoms.numbers, atoms.positions[:, 2], bonds).nonzero()[0].tolist() == [12]
     assert not find_adsorbate(atoms.numbers, -atoms.positions[:, 2], bonds).any()

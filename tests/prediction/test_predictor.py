@@ -1,5 +1,6 @@
 """Predicted energies: the same in any company and from any kind of input, with notes on what is unusual."""
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from molflt.checkpoint import (
 from molflt.config import Config
 from molflt.data.datasets import OC20IS2RE
 from molflt.data.fields import StructureData
-from molflt.data.structures import read_structures, structure_from_atoms
+from molflt.data.structures import iter_structures, read_structures, structure_from_atoms
 from molflt.errors import InputError
 from molflt.nn.frequencies import resample_
 from molflt.prediction import Predictor, model_input
@@ -171,14 +172,33 @@ def test_a_trained_checkpoint_predicts_what_was_evaluated(finished_run, toy_root
 
 
 def test_padding_does_not_change_an_energy(predictor, structures):
-    """Beside a slab of 100 atoms, a slab of 18 has its energy, uncertainty and displacements to 1e-10."""
+    """Beside a slab of 100 atoms, a slab of 18 has its energy and Δpos to 1e-10, its spread to 1e-6."""
     large = structure_from_atoms(fcc111("Cu", (5, 5, 4), vacuum=8.0))
     [alone] = predictor.predict(structures[:1])
     [_, beside] = predictor.predict([large, structures[0]])
     assert beside.energy == pytest.approx(alone.energy, abs=1e-10)
-    assert beside.uncertainty == pytest.approx(alone.uncertainty, abs=1e-10)
+    assert beside.uncertainty == pytest.approx(alone.uncertainty, abs=1e-6)
     np.testing.assert_allclose(beside.delta_pos, alone.delta_pos, atol=1e-10)
     assert np.abs(alone.delta_pos).max() > 1e-3
+
+
+def test_neighbours_found_by_the_reader_make_the_networks_graph(checkpoint_path):
+    """Edges, offsets and distances are those of the transform, with and without a cap, bit for bit."""
+    config = Config()
+    for cap in (None, 7):
+        config.data.max_neighbors = cap
+        torch.manual_seed(0)
+        checkpoint = Checkpoint(config, model_from_config(config).eval(), CheckpointMetadata())
+        member = Member(checkpoint, torch.device("cpu"), torch.float64, 0)
+        for path in (STRUCTURES[0], EXTXYZ):
+            [shared] = iter_structures(path, radius=6.5)
+            [plain] = iter_structures(path)
+            assert shared.neighbors.radius >= 6.5
+            assert plain.neighbors is None
+            one, two = member.prepare(shared), member.prepare(plain)
+            assert one.edge_index.shape[1] > 100
+            for name in ("edge_index", "cell_offsets", "distances", "pos", "tags"):
+                assert torch.equal(one[name], two[name]), name
 
 
 def test_large_structures_are_not_batched_with_many(predictor, monkeypatch):
@@ -199,16 +219,17 @@ def test_the_redraw_spread_is_that_of_networks_redrawn_by_hand(checkpoint_path, 
     """Standard deviation over the network's own draw and three others; the own one is in place afterwards."""
     predictor = Predictor.from_checkpoint(checkpoint_path, redraws=3)
     [row] = predictor.predict(structures[:1])
-    model = load_checkpoint(checkpoint_path).model.double()
+    model = load_checkpoint(checkpoint_path).model
     sample = build_transform(Config().data, False)(model_input(structures[0].data))
-    energies = []
     with torch.inference_mode():
-        energies.append(float(model(sample).energy))
+        energies = [float(copy.deepcopy(model).double()(sample).energy)]
         for number in range(3):
             resample_(model, torch.Generator().manual_seed(SEED + number))
             energies.append(float(model(sample).energy))
+            exact = float(copy.deepcopy(model).double()(sample).energy)
+            assert energies[-1] == pytest.approx(exact, abs=1e-5), "single precision is enough for these"
     assert row.energy == pytest.approx(energies[0], abs=1e-10)
-    assert row.uncertainty == pytest.approx(np.std(energies, ddof=1), abs=1e-10)
+    assert row.uncertainty == pytest.approx(np.std(energies, ddof=1), abs=1e-6)
     assert (row.uncertainty_kind, row.uncertainty > 1e-5) == ("redraws", True)
     again = predictor.predict(structures[:1])[0]
     assert (again.energy, again.uncertainty) == (row.energy, row.uncertainty)
