@@ -12,6 +12,12 @@ from torch_geometric.transforms import BaseTransform, Compose
 from molflt.config import AttentionConfig, DataConfig, ModelConfig
 from molflt.data.datasets import OC20IS2RE
 from molflt.data.transforms import DeltaPos, RadiusGraph
+from molflt.models.all_pairs import (
+    AllPairsDisplacementHead,
+    AllPairsEmbedding,
+    AllPairsGraphormer3D,
+    PairBiasAttention,
+)
 from molflt.models.embeddings import AtomEmbedding
 from molflt.models.encoder import Encoder, EncoderLayer
 from molflt.models.graphormer3d import Graphormer3D
@@ -45,21 +51,51 @@ def build_model(config: ModelConfig, radius: float, predict_delta_pos: bool = Tr
         radius: cutoff of the radius graph, Å (`DataConfig.radius`).
         predict_delta_pos: with the displacement head.
     """
-    channels, num_heads = config.channels, config.num_heads
+    build = {"radius_graph": _linear_graphormer, "all_pairs": _all_pairs_graphormer}[config.geometry]
+    return build(config, radius, predict_delta_pos)
+
+
+def _linear_graphormer(config: ModelConfig, radius: float, predict_delta_pos: bool) -> Graphormer3D:
     displacement_head = DisplacementHead(
-        channels, num_heads, config.num_gaussians, config.displacement_channels
+        config.channels, config.num_heads, config.num_gaussians, config.displacement_channels
     )
-    build_layer_attention = _attention_builder(config)
-    layers = [
-        EncoderLayer(build_layer_attention(), channels, config.ffn_channels, config.dropout)
-        for _ in range(config.num_layers)
-    ]
+    encoder = _encoder(config, _attention_builder(config))
     return Graphormer3D(
-        AtomEmbedding(channels, config.num_gaussians, radius),
-        Encoder(layers, channels, config.num_blocks),
-        EnergyHead(channels),
+        AtomEmbedding(config.channels, config.num_gaussians, radius),
+        encoder,
+        EnergyHead(config.channels),
         displacement_head if predict_delta_pos else None,
         radius,
+        config.image_radius,
+    )
+
+
+def _all_pairs_graphormer(config: ModelConfig, radius: float, predict_delta_pos: bool) -> Graphormer3D:
+    channels, num_heads, dropout = config.channels, config.num_heads, config.attention_dropout
+    head = AllPairsDisplacementHead(channels, num_heads, config.displacement_channels, dropout)
+    return AllPairsGraphormer3D(
+        AllPairsEmbedding(channels, num_heads, config.num_gaussians),
+        _encoder(config, lambda: PairBiasAttention(channels, num_heads, dropout)),
+        EnergyHead(channels),
+        head if predict_delta_pos else None,
+        config.image_radius,
+    )
+
+
+def _encoder(config: ModelConfig, build_attention: Callable[[], nn.Module]) -> Encoder:
+    layers = [
+        EncoderLayer(
+            build_attention(),
+            config.channels,
+            config.ffn_channels,
+            config.dropout,
+            config.activation_dropout,
+            config.drop_path * (index + 1) / config.num_layers,
+        )
+        for index in range(config.num_layers)
+    ]
+    return Encoder(
+        layers, config.channels, config.num_blocks, config.input_dropout, config.gradient_checkpointing
     )
 
 

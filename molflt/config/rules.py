@@ -60,8 +60,27 @@ def _model_rules(model: ModelConfig) -> Iterator[Rule]:
         width >= 1 and width % heads == 0,
         f"a multiple of model.num_heads = {heads}",
     )
-    yield "model.dropout", 0 <= model.dropout < 1, "in [0, 1)"
-    yield from _attention_rules(model.attention)
+    for name in ("dropout", "input_dropout", "activation_dropout", "attention_dropout", "drop_path"):
+        yield f"model.{name}", 0 <= getattr(model, name) < 1, "in [0, 1)"
+    image_radius, all_pairs = model.image_radius, model.geometry == "all_pairs"
+    yield "model.image_radius", image_radius is None or 0 < image_radius < math.inf, "null or above 0 Å"
+    attention = model.attention
+    periodic = attention.kind == "range_separated" or (
+        attention.kind == "flt" and attention.sampler == "lattice"
+    )
+    yield (
+        "model.image_radius",
+        image_radius is None or not periodic,
+        "null with attention that is periodic by itself (range_separated, sampler lattice)",
+    )
+    biased_by_pairs = attention.kind == "softmax" and not attention.use_rpe
+    yield (
+        "model.geometry",
+        biased_by_pairs or not all_pairs,
+        "radius_graph unless model.attention.kind is softmax and model.attention.use_rpe false",
+    )
+    yield "model.attention_dropout", all_pairs or model.attention_dropout == 0, "0 with geometry radius_graph"
+    yield from _attention_rules(attention)
 
 
 def _attention_rules(attention: AttentionConfig) -> Iterator[Rule]:
@@ -79,6 +98,13 @@ def _attention_rules(attention: AttentionConfig) -> Iterator[Rule]:
         f"{prefix}.num_frequencies",
         attention.num_frequencies > 1 or attention.sampler != "lattice",
         "at least 2 with sampler lattice",
+    )
+    additive = kind == "flt" and attention.coupling == "additive" and attention.sampler != "lattice"
+    yield f"{prefix}.element_rank", attention.element_rank >= 0, "at least 0"
+    yield (
+        f"{prefix}.element_rank",
+        additive or attention.element_rank == 0,
+        "0 but with kind flt, coupling additive and a sampler other than lattice",
     )
     yield f"{prefix}.far", attention.near or attention.far, "true where model.attention.near is false"
 

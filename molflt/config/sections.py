@@ -11,6 +11,7 @@ from typing import Literal
 
 AttentionKind = Literal["flt", "performer", "softmax", "range_separated"]
 Coupling = Literal["additive", "multiplicative"]
+Geometry = Literal["radius_graph", "all_pairs"]
 Sampler = Literal["gaussian", "orthogonal", "sobol", "matched_mixture", "spherical", "lattice"]
 
 
@@ -81,6 +82,9 @@ class AttentionConfig:
     separate_normalizers: bool = False
     """Near and far part of `range_separated` as two attentions whose outputs are added, instead of weights
     under one normaliser."""
+    element_rank: int = 0
+    """Rank of element factors on the frequencies of additive `flt`, which let the RPE depend on both elements
+    of a pair; 0 leaves them out."""
 
 
 @dataclass
@@ -105,6 +109,25 @@ class ModelConfig:
     """Dropout after attention and feed-forward."""
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     """The attention layers."""
+    geometry: Geometry = "radius_graph"
+    """What distances the embedding sums over: `radius_graph`, linear in the atoms; or `all_pairs`,
+    Graphormer-3D as published, quadratic, whose attention bias is an MLP of the same Gaussians
+    (attention.kind softmax, attention.use_rpe false) and whose Δpos head does not turn with the structure."""
+    image_radius: float | None = None
+    """Adds to the attention, as atoms of their own, all periodic images within this many Å of an adsorbate
+    atom (of any atom where there is none); null adds none."""
+    input_dropout: float = 0.0
+    """Dropout of the embeddings."""
+    activation_dropout: float = 0.0
+    """Dropout inside the feed-forward part."""
+    attention_dropout: float = 0.0
+    """Dropout of the attention weights, with geometry `all_pairs`."""
+    drop_path: float = 0.0
+    """Stochastic depth: probability of leaving out a branch of the last layer; earlier layers have less, in
+    proportion to their depth."""
+    gradient_checkpointing: bool = False
+    """Runs each layer again in the backward pass instead of keeping what it computed: less memory, more
+    time, the same gradients."""
 
 
 @dataclass
