@@ -24,6 +24,7 @@ from molflt.models.graphormer3d import Graphormer3D
 from molflt.models.heads import DisplacementHead, EnergyHead
 from molflt.nn.attention import FLTAttention, SoftmaxAttention
 from molflt.nn.couplings import AdditiveCoupling, MultiplicativeCoupling, NoCoupling
+from molflt.nn.element_pairs import ElementPairFLTAttention, ElementPairRPE
 from molflt.nn.far import FarModulation
 from molflt.nn.feature_maps import PositiveRandomFeatures
 from molflt.nn.frequencies import (
@@ -138,7 +139,8 @@ def _attention_parts(
 ) -> tuple[Callable[[ModelConfig], Any], Callable[[ModelConfig, Any], nn.Module]]:
     """What makes the RPE of one or all layers, and what makes a layer around it."""
     on_lattice = {"additive": (_lattice_rpe, _lattice_flt), "multiplicative": (_far_rpe, _range_separated)}
-    flt = on_lattice[config.coupling] if config.sampler == "lattice" else (_fourier_rpe, _flt)
+    fourier = (_element_pair_rpe, _element_pair_flt) if config.element_rank else (_fourier_rpe, _flt)
+    flt = on_lattice[config.coupling] if config.sampler == "lattice" else fourier
     return {
         "flt": flt,
         "performer": (_no_rpe, _performer),
@@ -168,6 +170,11 @@ def _exact_rpe(config: ModelConfig) -> FourierRPE:
 def _fourier_rpe(config: ModelConfig) -> FourierRPE:
     spectrum = _spectrum(config)
     return FourierRPE(_SAMPLERS[config.attention.sampler](config, spectrum), spectrum)
+
+
+def _element_pair_rpe(config: ModelConfig) -> ElementPairRPE:
+    spectrum, attention = _spectrum(config), config.attention
+    return ElementPairRPE(_SAMPLERS[attention.sampler](config, spectrum), spectrum, attention.element_rank)
 
 
 def _spectrum(config: ModelConfig) -> GaussianBasisSpectrum:
@@ -246,6 +253,10 @@ def _flt(config: ModelConfig, rpe: FourierRPE) -> nn.Module:
 
 def _lattice_flt(config: ModelConfig, rpe: LatticeRPE) -> nn.Module:
     return LatticeFLTAttention(config.channels, config.num_heads, rpe=rpe, feature_map=_features(config))
+
+
+def _element_pair_flt(config: ModelConfig, rpe: ElementPairRPE) -> nn.Module:
+    return ElementPairFLTAttention(config.channels, config.num_heads, rpe=rpe, feature_map=_features(config))
 
 
 def _performer(config: ModelConfig, rpe: None) -> nn.Module:

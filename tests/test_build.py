@@ -13,6 +13,7 @@ from molflt.data.transforms import random_rotation
 from molflt.errors import InputError
 from molflt.nn.attention import FLTAttention, SoftmaxAttention
 from molflt.nn.couplings import AdditiveCoupling, NoCoupling
+from molflt.nn.element_pairs import ElementPairFLTAttention, ElementPairRPE
 from molflt.nn.feature_maps import PositiveRandomFeatures
 from molflt.nn.frequencies import (
     GaussianFrequencies,
@@ -278,6 +279,7 @@ def test_shipped_configuration_learns_a_small_batch(path, monkeypatch):
         ({"sampler": "lattice", "coupling": "multiplicative"}, RangeSeparatedAttention, RangeSeparatedRPE),
         ({"sampler": "lattice"}, LatticeFLTAttention, LatticeRPE),
         ({"coupling": "multiplicative"}, FLTAttention, FourierRPE),
+        ({"element_rank": 2}, ElementPairFLTAttention, ElementPairRPE),
     ],
 )
 def test_attention_settings_choose_layer_and_rpe(settings, layer, position_layer):

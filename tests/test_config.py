@@ -223,6 +223,10 @@ def test_settings_that_contradict_each_other_are_refused():
         config_from_dict({"model": {"attention": {"near": False, "far": False}}})
     with pytest.raises(InputError, match="num_frequencies must be at least 2 with sampler lattice, got 1"):
         config_from_dict({"model": {"attention": {"sampler": "lattice", "num_frequencies": 1}}})
+    with pytest.raises(InputError, match="element_rank must be 0 but with kind flt, coupling additive"):
+        config_from_dict({"model": {"attention": {"kind": "softmax", "element_rank": 2}}})
+    with pytest.raises(InputError, match="image_radius must be null with attention that is periodic"):
+        config_from_dict({"model": {"image_radius": 8.0, "attention": {"kind": "range_separated"}}})
     softmax = config_from_dict({"model": {"attention": {"kind": "softmax", "use_rpe": False}}})
     assert not softmax.model.attention.use_rpe
 

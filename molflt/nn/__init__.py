@@ -12,6 +12,7 @@ from molflt.nn.diagnostics import (
     rpe_bias_error,
     variance_bound,
 )
+from molflt.nn.element_pairs import ElementPairFLTAttention, ElementPairRPE
 from molflt.nn.far import FarModulation
 from molflt.nn.feature_maps import (
     FeatureMap,
@@ -61,6 +62,8 @@ __all__ = [
     "CosineReweighting",
     "Coupling",
     "EdgeFeatureNearBias",
+    "ElementPairFLTAttention",
+    "ElementPairRPE",
     "EluFeatures",
     "FLTAttention",
     "FLTConv",

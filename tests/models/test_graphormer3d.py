@@ -18,6 +18,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "softmax_norpe": {"kind": "softmax", "use_rpe": False},
     "flt_matched": {"sampler": "matched_mixture"},
     "flt_multiplicative": {"coupling": "multiplicative"},
+    "flt_element_pairs": {"element_rank": 2},
     "lattice_additive": {"sampler": "lattice"},
     "lattice": {"sampler": "lattice", "coupling": "multiplicative"},
     "range_separated": {"kind": "range_separated"},
