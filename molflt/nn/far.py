@@ -142,7 +142,10 @@ class FarModulation(nn.Module):
             2e-3 and 230 at 3 widths, 5e-5 and 440 at 4, 5e-6 and 755 at 5.
         max_frequencies: bound of R, which makes the cost linear in the atoms of one growing cell, too. In
             cells of more frequencies the cutoff falls to about (3 R / 2 pi V)^(1/3), and M is smoothed
-            accordingly; needs `taper`.
+            accordingly: it keeps its sum over space, and stays positive. Measured at the initial widths and
+            0.16/Å, RMS change of M over M(0) at distances to 12 Å: 9 % for 64 of the 101 frequencies of 1,000
+            atoms of copper; 9 % for 256 and 35 % for 64 of the 399 of 4,000; 15 % for 1,024, 43 % for 256 and
+            59 % for 64 of the 1,979 of 20,000. Needs `taper`.
 
     Raises:
         ValueError: `cutoff` or `padding_widths` is not positive, `background` is negative, or `width_range`

@@ -265,6 +265,21 @@ def test_tags_absent_and_all_zero_are_the_same_and_count_all_atoms(model, toy_st
         assert (model(far).energy - model(data).energy).abs().item() > 1e-3
 
 
+def test_heads_are_optional(toy_structure):
+    data, model = toy_structure(7), small_model("range_separated")
+    with torch.no_grad():
+        energy, delta_pos = model(data)
+        energy_head, displacement_head = model.energy_head, model.displacement_head
+        model.displacement_head = None
+        assert model(data).delta_pos is None
+        assert torch.equal(model(data).energy, energy)
+        model.energy_head, model.displacement_head = None, displacement_head
+        assert model(data).energy.isnan().tolist() == [True]
+        assert torch.equal(model(data).delta_pos, delta_pos)
+        model.energy_head = energy_head
+        assert torch.equal(model(data).energy, energy)
+
+
 def test_outputs_are_scaled_to_physical_units_by_saved_buffers(model, toy_structure):
     data = toy_structure(7)
     with torch.no_grad():
