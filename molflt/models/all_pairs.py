@@ -111,6 +111,8 @@ class AllPairsEmbedding(nn.Module):
         summed = (gaussians * atom_mask[:, None, :, None]).sum(2)
         x = self.element(atomic_numbers) + self.tag(tags) + self.geometry(summed)
         bias = self.attention_bias(gaussians).permute(0, 3, 1, 2)
+        # Half precision, which autocast may have chosen, does not hold `NO_BIAS`.
+        bias = bias.to(torch.promote_types(bias.dtype, torch.float32))
         bias = bias.masked_fill(~atom_mask[:, None, None, :], NO_BIAS)
         # The published code divides by d + 1e-5.
         unit = displacement / torch.where(apart, distances, 1.0).unsqueeze(-1)

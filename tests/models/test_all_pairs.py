@@ -153,3 +153,14 @@ def test_attention_dropout_acts_in_training_only(toy_structure):
         assert not torch.equal(model(data).energy, still)
     assert isinstance(model.displacement_head, nn.Module)
     assert model.displacement_head.dropout.p == 0.4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_stays_close(dtype, toy_structure):
+    model, data = small_model().float(), Batch.from_data_list([toy_structure(7, 1), toy_structure(5, 2)])
+    with torch.no_grad():
+        exact = model(data).energy
+        with torch.autocast("cpu", dtype=dtype):
+            rough = model(data).energy
+    assert not torch.equal(rough, exact)
+    torch.testing.assert_close(rough, exact, rtol=0.03, atol=0.03)
