@@ -52,6 +52,7 @@ class Graphormer3D(nn.Module):
     energy_std: Tensor
     delta_pos_std: Tensor
     embedding: Any
+    energy_head: Any
 
     def __init__(
         self,

@@ -90,10 +90,10 @@ def far_sums(
     ones = append_ones(value)
     per_head = query_features.numel() // max(1, query_features.shape[1]) * ones.shape[-1]
     size = min(max(1, BLOCK_ELEMENTS // max(1, per_head)), query_features.shape[1])
-    parts = [x.split(size, dim=1) for x in (query_features, key_features, ones, weights)]
+    split = [x.split(size, dim=1) for x in (query_features, key_features, ones, weights)]
     blocks = [
-        _head_sums(*block, columns) if len(parts[0]) == 1 else recomputed(_head_sums, *block, columns)
-        for block in zip(*parts, strict=True)
+        _head_sums(q, k, v, w, columns) if len(split[0]) == 1 else recomputed(_head_sums, q, k, v, w, columns)
+        for q, k, v, w in zip(*split, strict=True)
     ]
     total = torch.cat(blocks, dim=1)
     return ScaledSums(total[..., :-1], total[..., -1:], log_scale)
