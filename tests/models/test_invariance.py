@@ -108,14 +108,20 @@ def test_rotation_leaves_100_fcc111_energies_within_a_mev_and_turns_displacement
     assert_turns(model, fcc111_systems(fcc111, 100))
 
 
-def test_rotation_of_molecules_with_spherical_quadrature_is_within_a_mev(fcc111):
-    settings = {
+MOLECULAR = {
+    "spherical": {
         "sampler": "spherical",
         "coupling": "multiplicative",
         "basis_width_range": (4.0, 5.0),
         "quadrature_extent": 6.0,
-    }
-    model = trained(settings, fcc111, steps=5)
+    },
+    "range_separated": {"kind": "range_separated"},
+}
+
+
+@pytest.mark.parametrize("variant", MOLECULAR)
+def test_rotation_of_molecules_is_within_a_mev_and_turns_displacements(variant, fcc111):
+    model = trained(MOLECULAR[variant], fcc111, steps=5)
     molecules = []
     for name in ("CH3CH2OH", "C6H6", "H2O", "CH3COOH", "C5H5N"):
         atoms = molecule(name)
