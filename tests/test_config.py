@@ -162,6 +162,18 @@ INVALID = {
     "model.attention.num_frequencies": 0,
     "model.attention.num_basis": 0,
     "model.attention.basis_width_range": [2.0, 1.0],
+    "model.attention.use_rpe": False,
+    "model.attention.quadrature_extent": 0.0,
+    "model.attention.far_cutoff": 0.0,
+    "model.attention.far_basis": 0,
+    "model.attention.max_frequencies": 0,
+    "model.attention.element_rank": -1,
+    "model.geometry": "all_pairs",
+    "model.image_radius": 0.0,
+    "model.input_dropout": 1.0,
+    "model.activation_dropout": -0.1,
+    "model.attention_dropout": 0.1,
+    "model.drop_path": 1.0,
     "optim.lr": 0.0,
     "optim.betas": [0.9, 1.0],
     "optim.weight_decay": -0.1,
@@ -201,6 +213,12 @@ FREE = {
     "training.on_nonfinite",
     "training.strategy",
     "training.tensorboard",
+    "model.attention.coupling",
+    "model.attention.sampler",
+    "model.attention.near",
+    "model.attention.far",
+    "model.attention.separate_normalizers",
+    "model.gradient_checkpointing",
 }
 
 
@@ -230,6 +248,19 @@ def test_only_one_budget_fills_batches():
 def test_precision_is_given_as_a_number_or_a_name():
     assert config_from_dict({}, overrides=["--training.precision", "32"]).training.precision == 32
     assert config_from_dict({"training": {"precision": "bf16"}}).training.precision == "bf16"
+
+
+def test_settings_that_contradict_each_other_are_refused():
+    with pytest.raises(InputError, match=r"attention\.far must be true where .*near is false, got False"):
+        config_from_dict({"model": {"attention": {"near": False, "far": False}}})
+    with pytest.raises(InputError, match="num_frequencies must be at least 2 with sampler lattice, got 1"):
+        config_from_dict({"model": {"attention": {"sampler": "lattice", "num_frequencies": 1}}})
+    with pytest.raises(InputError, match="element_rank must be 0 but with kind flt, coupling additive"):
+        config_from_dict({"model": {"attention": {"kind": "softmax", "element_rank": 2}}})
+    with pytest.raises(InputError, match="image_radius must be null with attention that is periodic"):
+        config_from_dict({"model": {"image_radius": 8.0, "attention": {"kind": "range_separated"}}})
+    softmax = config_from_dict({"model": {"attention": {"kind": "softmax", "use_rpe": False}}})
+    assert not softmax.model.attention.use_rpe
 
 
 @pytest.mark.parametrize("value", [".nan", ".inf"])

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from molflt.bench import attention_settings, training_settings
+from molflt.bench.attention_settings import parse_lengths
 from molflt.cli.shared import add_command, add_group, count, positive, positive_number
 
 
@@ -15,6 +16,7 @@ def add_parser(commands: Any) -> None:
     attention = add_command(below, "attention", _attention, "FLT beside the Performers and exact softmax")
     attention_settings.add_arguments(attention)
     _add_graphs(add_command(below, "graphs", _graphs, "the periodic radius graph beside ASE's neighbor_list"))
+    _add_model(add_command(below, "model", _model, "a training step of the whole model as one crystal grows"))
     training = add_command(below, "training", _training, "training speed, and what the loop adds")
     training_settings.add_arguments(training)
     _add_prediction(
@@ -24,6 +26,25 @@ def add_parser(commands: Any) -> None:
 
 def _attention(arguments: argparse.Namespace) -> int:
     from molflt.bench.attention import run
+
+    return run(arguments)
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help="YAML file; the defaults without one")
+    parser.add_argument(
+        "--atoms",
+        type=parse_lengths,
+        default=(1000, 2000, 5000, 10000, 20000),
+        metavar="N,N,...",
+        help="numbers of atoms, multiples of 4; 1000,2000,5000,10000,20000",
+    )
+    parser.add_argument("--repeats", type=positive, default=3, help="steps of which the best counts; 3")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there")
+
+
+def _model(arguments: argparse.Namespace) -> int:
+    from molflt.bench.model import run
 
     return run(arguments)
 

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from functools import reduce
 from typing import Any
 
-from molflt.config.sections import Config, DataConfig, ModelConfig, OptimConfig, TrainingConfig
+from molflt.config.sections import (
+    AttentionConfig,
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    TrainingConfig,
+)
 from molflt.errors import InputError
 
 Rule = tuple[str, Any, str]
@@ -63,11 +70,53 @@ def _model_rules(model: ModelConfig) -> Iterator[Rule]:
         width >= 1 and width % heads == 0,
         f"a multiple of model.num_heads = {heads}",
     )
-    yield "model.dropout", 0 <= model.dropout < 1, "in [0, 1)"
-    for name in ("num_random_features", "num_frequencies", "num_basis"):
-        yield f"model.attention.{name}", getattr(model.attention, name) >= 1, "at least 1"
-    low, high = model.attention.basis_width_range
-    yield "model.attention.basis_width_range", 0 < low < high < math.inf, "two rising lengths above 0 Å"
+    for name in ("dropout", "input_dropout", "activation_dropout", "attention_dropout", "drop_path"):
+        yield f"model.{name}", 0 <= getattr(model, name) < 1, "in [0, 1)"
+    image_radius, all_pairs = model.image_radius, model.geometry == "all_pairs"
+    yield "model.image_radius", image_radius is None or 0 < image_radius < math.inf, "null or above 0 Å"
+    attention = model.attention
+    periodic = attention.kind == "range_separated" or (
+        attention.kind == "flt" and attention.sampler == "lattice"
+    )
+    yield (
+        "model.image_radius",
+        image_radius is None or not periodic,
+        "null with attention that is periodic by itself (range_separated, sampler lattice)",
+    )
+    biased_by_pairs = attention.kind == "softmax" and not attention.use_rpe
+    yield (
+        "model.geometry",
+        biased_by_pairs or not all_pairs,
+        "radius_graph unless model.attention.kind is softmax and model.attention.use_rpe false",
+    )
+    yield "model.attention_dropout", all_pairs or model.attention_dropout == 0, "0 with geometry radius_graph"
+    yield from _attention_rules(attention)
+
+
+def _attention_rules(attention: AttentionConfig) -> Iterator[Rule]:
+    prefix = "model.attention"
+    for name in ("num_random_features", "num_frequencies", "num_basis", "far_basis"):
+        yield f"{prefix}.{name}", getattr(attention, name) >= 1, "at least 1"
+    low, high = attention.basis_width_range
+    yield f"{prefix}.basis_width_range", 0 < low < high < math.inf, "two rising lengths above 0 Å"
+    kind, cap = attention.kind, attention.max_frequencies
+    yield f"{prefix}.use_rpe", attention.use_rpe or kind == "softmax", f"true with kind {kind}"
+    yield f"{prefix}.quadrature_extent", 0 < attention.quadrature_extent < math.inf, "above 0 Å and finite"
+    yield f"{prefix}.far_cutoff", 0 < attention.far_cutoff < math.inf, "above 0 cycles/Å and finite"
+    yield f"{prefix}.max_frequencies", cap is None or cap >= 1, "null or at least 1"
+    yield (
+        f"{prefix}.num_frequencies",
+        attention.num_frequencies > 1 or attention.sampler != "lattice",
+        "at least 2 with sampler lattice",
+    )
+    additive = kind == "flt" and attention.coupling == "additive" and attention.sampler != "lattice"
+    yield f"{prefix}.element_rank", attention.element_rank >= 0, "at least 0"
+    yield (
+        f"{prefix}.element_rank",
+        additive or attention.element_rank == 0,
+        "0 but with kind flt, coupling additive and a sampler other than lattice",
+    )
+    yield f"{prefix}.far", attention.near or attention.far, "true where model.attention.near is false"
 
 
 def _optim_rules(optim: OptimConfig) -> Iterator[Rule]:

@@ -9,7 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-AttentionKind = Literal["flt", "performer", "softmax"]
+AttentionKind = Literal["flt", "performer", "softmax", "range_separated"]
+Coupling = Literal["additive", "multiplicative"]
+Geometry = Literal["radius_graph", "all_pairs"]
+Sampler = Literal["gaussian", "orthogonal", "sobol", "matched_mixture", "spherical", "lattice"]
 Rotation = Literal["none", "z", "any"]
 Optimizer = Literal["adamw", "adam"]
 Schedule = Literal["cosine", "polynomial", "constant"]
@@ -64,7 +67,8 @@ class AttentionConfig:
 
     kind: AttentionKind = "flt"
     """`flt`: linear attention with a learned Fourier RPE; `performer`: the same without RPE;
-    `softmax`: quadratic attention with the exact RPE bias, the twin of `flt`."""
+    `softmax`: quadratic attention with the exact RPE bias, the twin of `flt`; `range_separated`: exact over
+    the radius graph, and beyond it linear on the reciprocal lattice."""
     num_random_features: int = 64
     """M, random features that linearise the exponential."""
     num_frequencies: int = 16
@@ -75,6 +79,36 @@ class AttentionConfig:
     """Smallest and largest initial width s_t of the basis functions, Å."""
     share_rpe: bool = True
     """One RPE for all layers (as published) instead of one per layer."""
+    use_rpe: bool = True
+    """False leaves the RPE bias of `softmax` out (`flt` without RPE is `performer`)."""
+    coupling: Coupling = "additive"
+    """How the RPE enters `flt`: added to the logits (as published), or as a factor of the weights, which
+    wants a smaller `num_random_features` such as 16. `range_separated` is always multiplicative."""
+    sampler: Sampler = "gaussian"
+    """Frequencies of `flt`: random with learnable std (`gaussian` as published, `orthogonal`, `sobol`);
+    random from the spectrum's own components (`matched_mixture`); a rotation-invariant rule for molecules
+    (`spherical`, which chooses its own number); each structure's reciprocal lattice (`lattice`: additive
+    keeps `num_frequencies` of it with G = 0, multiplicative all up to `far_cutoff`)."""
+    quadrature_extent: float = 10.0
+    """Largest distance, Å, at which the `spherical` rule is accurate for all of `basis_width_range`."""
+    far_cutoff: float = 0.16
+    """Longest reciprocal lattice vector in cycles/Å, of the `lattice` sampler and of `range_separated`; M has
+    widths from 0.5 to 1 times its inverse."""
+    far_basis: int = 4
+    """Gaussians per head of the far part's M, for `range_separated` and the multiplicative `lattice`."""
+    max_frequencies: int | None = None
+    """Most reciprocal lattice vectors per structure: makes the cost linear when one cell grows, by smoothing
+    M more in cells with more; null keeps all, so that a supercell equals its cell."""
+    near: bool = True
+    """The near part of `range_separated`, softmax attention over the radius graph."""
+    far: bool = True
+    """The far part of `range_separated`."""
+    separate_normalizers: bool = False
+    """Near and far part of `range_separated` as two attentions whose outputs are added, instead of weights
+    under one normaliser."""
+    element_rank: int = 0
+    """Rank of element factors on the frequencies of additive `flt`, which let the RPE depend on both elements
+    of a pair; 0 leaves them out."""
 
 
 @dataclass
@@ -99,6 +133,25 @@ class ModelConfig:
     """Dropout after attention and feed-forward."""
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     """The attention layers."""
+    geometry: Geometry = "radius_graph"
+    """What distances the embedding sums over: `radius_graph`, linear in the atoms; or `all_pairs`,
+    Graphormer-3D as published, quadratic, whose attention bias is an MLP of the same Gaussians
+    (attention.kind softmax, attention.use_rpe false) and whose Δpos head does not turn with the structure."""
+    image_radius: float | None = None
+    """Adds to the attention, as atoms of their own, all periodic images within this many Å of an adsorbate
+    atom (of any atom where there is none); null adds none."""
+    input_dropout: float = 0.0
+    """Dropout of the embeddings."""
+    activation_dropout: float = 0.0
+    """Dropout inside the feed-forward part."""
+    attention_dropout: float = 0.0
+    """Dropout of the attention weights, with geometry `all_pairs`."""
+    drop_path: float = 0.0
+    """Stochastic depth: probability of leaving out a branch of the last layer; earlier layers have less, in
+    proportion to their depth."""
+    gradient_checkpointing: bool = False
+    """Runs each layer again in the backward pass instead of keeping what it computed: less memory, more
+    time, the same gradients."""
 
 
 @dataclass

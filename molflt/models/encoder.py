@@ -1,10 +1,11 @@
 """Pre-LN transformer encoder over padded atoms, indifferent to what its attention layers compute.
 
-    x = x + dropout(attention(norm(x)));  x = x + dropout(W_2 gelu(W_1 norm(x)))
+    x = x + drop(attention(norm(x)));  x = x + drop(W_2 dropout(gelu(W_1 norm(x))))
 
 for each layer, the stack of layers repeated `num_blocks` times with the same weights, then a last norm.
 
-Source: Graphormer-3D (Shi et al., arXiv 2203.04810), layers and repeats ("blocks").
+Source: Graphormer-3D (Shi et al., arXiv 2203.04810), layers, repeats ("blocks") and where dropout acts.
+Stochastic depth, which drops a branch for a whole graph: Huang et al., arXiv 1603.09382.
 """
 
 from __future__ import annotations
@@ -12,7 +13,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+
+def stochastic_depth(branch: Tensor, probability: float, training: bool) -> Tensor:
+    """`branch` [B, ...], in training zero for some graphs and scaled for the others to the same mean."""
+    if not training or probability == 0:
+        return branch
+    kept = torch.rand(len(branch), *[1] * (branch.ndim - 1), device=branch.device) >= probability
+    return branch * (kept / (1 - probability)).to(branch.dtype)
 
 
 class EncoderLayer(nn.Module):
@@ -20,15 +31,26 @@ class EncoderLayer(nn.Module):
 
     Args:
         attention: module called as `attention(x, pos, atom_mask, positional=...)` that keeps the shape of x
-            and has `encode_positions(pos)`, such as `FLTAttention` and `SoftmaxAttention`.
+            and has `encode_positions(pos, atom_mask)`, such as `FLTAttention` and `SoftmaxAttention`; or,
+            with a true `needs_geometry`, `encode_positions(geometry)`, such as `RangeSeparatedAttention`.
         channels: C.
         ffn_channels: hidden width of the feed-forward part.
         dropout: probability, after attention and after the feed-forward part.
+        activation_dropout: probability, inside the feed-forward part.
+        drop_path: probability of leaving out a graph's attention, and of its feed-forward part.
     """
 
     attention: Any
 
-    def __init__(self, attention: nn.Module, channels: int, ffn_channels: int, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        attention: nn.Module,
+        channels: int,
+        ffn_channels: int,
+        dropout: float = 0.0,
+        activation_dropout: float = 0.0,
+        drop_path: float = 0.0,
+    ) -> None:
         super().__init__()
         self.attention = attention
         self.attention_norm = nn.LayerNorm(channels)
@@ -37,12 +59,22 @@ class EncoderLayer(nn.Module):
             nn.Linear(channels, ffn_channels), nn.GELU(), nn.Linear(ffn_channels, channels)
         )
         self.dropout = nn.Dropout(dropout)
+        self.activation_dropout = nn.Dropout(activation_dropout)
+        self.drop_path = drop_path
 
     def forward(self, x: Tensor, pos: Tensor, atom_mask: Tensor, positional: Any = None) -> Tensor:
         """x [B, N, C] and pos [B, N, X] to [B, N, C]; `atom_mask` [B, N] is true at real atoms."""
         attended = self.attention(self.attention_norm(x), pos, atom_mask, positional=positional)
-        x = x + self.dropout(attended)
-        return x + self.dropout(self.ffn(self.ffn_norm(x)))
+        x = x + self._drop(attended)
+        widen, activation, narrow = self.ffn
+        hidden = self.activation_dropout(activation(widen(self.ffn_norm(x))))
+        return x + self._drop(narrow(hidden))
+
+    def _drop(self, branch: Tensor) -> Tensor:
+        return stochastic_depth(self.dropout(branch), self.drop_path, self.training)
+
+    def extra_repr(self) -> str:
+        return f"drop_path={self.drop_path}"
 
 
 class Encoder(nn.Module):
@@ -55,29 +87,76 @@ class Encoder(nn.Module):
         layers: the layers, all of one width.
         channels: C.
         num_blocks: how often the stack is run.
+        input_dropout: probability, before the first layer.
+        checkpointing: keeps the input of each layer only, and runs the layer again in the backward pass: less
+            memory for about a third more time, with the same gradients.
     """
 
-    def __init__(self, layers: Iterable[EncoderLayer], channels: int, num_blocks: int = 1) -> None:
+    def __init__(
+        self,
+        layers: Iterable[EncoderLayer],
+        channels: int,
+        num_blocks: int = 1,
+        input_dropout: float = 0.0,
+        checkpointing: bool = False,
+    ) -> None:
         super().__init__()
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
         self.layers: Any = nn.ModuleList(layers)
         self.num_blocks = num_blocks
+        self.checkpointing = checkpointing
+        self.input_dropout = nn.Dropout(input_dropout)
         self.norm = nn.LayerNorm(channels)
 
-    def forward(self, x: Tensor, pos: Tensor, atom_mask: Tensor) -> Tensor:
-        """x [B, N, C] and pos [B, N, X] to [B, N, C]; `atom_mask` [B, N] is true at real atoms."""
+    @property
+    def needs_geometry(self) -> bool:
+        """Whether any attention layer asks for more than positions."""
+        return any(_needs_geometry(layer.attention) for layer in self.layers)
+
+    def forward(self, x: Tensor, pos: Tensor | None, atom_mask: Tensor, geometry: Any = None) -> Tensor:
+        """Encode padded atoms.
+
+        Args:
+            x: [B, N, C].
+            pos: [B, N, X]; None where no layer looks at it.
+            atom_mask: [B, N], true at real atoms.
+            geometry: what layers with `needs_geometry` encode instead, such as a `PeriodicGeometry`.
+
+        Returns:
+            [B, N, C].
+        """
         encoded: dict[Any, Any] = {}
         for layer in self.layers:
             if (key := _encoding_key(layer.attention)) not in encoded:
-                encoded[key] = layer.attention.encode_positions(pos)
+                encoded[key] = _encode(layer.attention, pos, atom_mask, geometry)
+        x = self.input_dropout(x)
         for _ in range(self.num_blocks):
             for layer in self.layers:
-                x = layer(x, pos, atom_mask, encoded[_encoding_key(layer.attention)])
+                x = self._run(layer, x, pos, atom_mask, encoded[_encoding_key(layer.attention)])
         return self.norm(x)
 
+    def _run(self, layer: EncoderLayer, *arguments: Any) -> Tensor:
+        if not (self.checkpointing and torch.is_grad_enabled()):
+            return layer(*arguments)
+        result = checkpoint(layer, *arguments, use_reentrant=False)
+        assert isinstance(result, Tensor)
+        return result
+
     def extra_repr(self) -> str:
-        return f"num_blocks={self.num_blocks}"
+        return f"num_blocks={self.num_blocks}, checkpointing={self.checkpointing}"
+
+
+def _needs_geometry(attention: nn.Module) -> bool:
+    return getattr(attention, "needs_geometry", False)
+
+
+def _encode(attention: Any, pos: Tensor | None, atom_mask: Tensor, geometry: Any) -> Any:
+    if not _needs_geometry(attention):
+        return attention.encode_positions(pos, atom_mask)
+    if geometry is None:
+        raise ValueError(f"{type(attention).__name__} needs a geometry, got None: pass one")
+    return attention.encode_positions(geometry)
 
 
 def _encoding_key(attention: nn.Module) -> tuple[type, int]:

@@ -6,18 +6,22 @@ with learned Fourier relative positional encodings: Choromanski et al., arXiv 23
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from molflt.data.graphs import edge_displacement
-from molflt.models.embeddings import AtomEmbedding, EdgeGeometry, edge_geometry
+from molflt.models.atoms import Atoms, centred, read_atoms
+from molflt.models.embeddings import EdgeGeometry, edge_geometry
 from molflt.models.encoder import Encoder
-from molflt.models.heads import DisplacementHead, EnergyHead
+from molflt.models.heads import EnergyHead
+from molflt.models.images import with_images
 from molflt.models.references import reference_energies
-from molflt.nn.packing import dense_layout
+from molflt.nn.near import NearGraph
+from molflt.nn.packing import DenseLayout, dense_layout
+from molflt.nn.range_separated import PeriodicGeometry
 
 
 class Graphormer3DOutput(NamedTuple):
@@ -40,23 +44,28 @@ class Graphormer3D(nn.Module):
     Args:
         embedding: element, tag and geometry embedding.
         encoder: transformer over padded atoms.
-        energy_head: node features to energies.
+        energy_head: node features to energies; None leaves them out, and the energies are NaN.
         displacement_head: node features to displacements; None leaves them out.
         radius: cutoff of the radius graph that the batches bring, Å.
+        image_radius: images within it of an adsorbate atom take part in the attention as atoms of their own,
+            Å; None adds none.
     """
 
     energy_mean: Tensor
     energy_std: Tensor
     delta_pos_std: Tensor
     element_references: Tensor | None
+    embedding: Any
+    energy_head: Any
 
     def __init__(
         self,
-        embedding: AtomEmbedding,
+        embedding: nn.Module,
         encoder: Encoder,
-        energy_head: EnergyHead,
-        displacement_head: DisplacementHead | None,
+        energy_head: EnergyHead | None,
+        displacement_head: nn.Module | None,
         radius: float,
+        image_radius: float | None = None,
     ) -> None:
         super().__init__()
         self.embedding = embedding
@@ -64,10 +73,25 @@ class Graphormer3D(nn.Module):
         self.energy_head = energy_head
         self.displacement_head = displacement_head
         self.radius = radius
+        self.image_radius = image_radius
         self.register_buffer("energy_mean", torch.tensor(0.0))
         self.register_buffer("energy_std", torch.tensor(1.0))
         self.register_buffer("delta_pos_std", torch.tensor(1.0))
         self.register_buffer("element_references", None)
+
+    def energy(self, x: Tensor, atoms: Atoms) -> Tensor:
+        """Energies [B], eV, from node features [A, C]."""
+        if self.energy_head is None:
+            return self.energy_mean.new_full((atoms.num_graphs,), float("nan"))
+        # Half precision is for the encoder: errors of 0.4 % per atom would add up in the heads.
+        with torch.autocast(x.device.type, enabled=False):
+            energy = self.energy_head(x.to(atoms.pos.dtype), atoms.tags, atoms.graph, atoms.num_graphs)
+            energy = energy * self.energy_std + self.energy_mean
+        if self.element_references is None:
+            return energy
+        return energy + reference_energies(
+            self.element_references, atoms.atomic_numbers, atoms.graph, atoms.num_graphs
+        )
 
     def forward(self, batch: Data | Batch) -> Graphormer3DOutput:
         """Predict for a PyG batch, or for one structure.
@@ -75,49 +99,40 @@ class Graphormer3D(nn.Module):
         Args:
             batch: `atomic_numbers` [A], `pos` [A, 3] Å, `cell` [B, 3, 3] Å, `edge_index` [2, E] and
                 `cell_offsets` [E, 3] of the radius graph (`transforms.RadiusGraph`); `tags` [A] may be
-                absent (all 0) and `batch` [A] too (one graph).
+                absent (all 0), `batch` [A] too (one graph), and `pbc` [B, 3] (periodic along every cell
+                vector that is not zero).
         """
-        pos = batch["pos"].to(self.energy_mean.dtype)
-        cell = batch["cell"].to(pos.dtype).reshape(-1, 3, 3)
-        atomic_numbers, edge_index = batch["atomic_numbers"], batch["edge_index"]
-        num_graphs = len(cell)
-        graph = batch["batch"] if "batch" in batch else torch.zeros_like(atomic_numbers)
-        tags = batch["tags"] if "tags" in batch else torch.zeros_like(atomic_numbers)
-
-        displacement = edge_displacement(pos, cell, edge_index, batch["cell_offsets"], graph)
+        atoms, edge_index = read_atoms(batch, self.energy_mean.dtype), batch["edge_index"]
+        displacement = edge_displacement(
+            atoms.pos, atoms.cell, edge_index, batch["cell_offsets"], atoms.graph
+        )
         edges = edge_geometry(edge_index, displacement, self.radius)
-        x, gaussians = self.embedding(atomic_numbers, tags, edges)
+        x, gaussians = self.embedding(atoms.atomic_numbers, atoms.tags, edges)
+        x = self.encode(x, atoms, edges, gaussians)
+        delta_pos = None
+        if self.displacement_head is not None:
+            with torch.autocast(x.device.type, enabled=False):
+                features = x.to(atoms.pos.dtype), edges, gaussians.to(atoms.pos.dtype)
+                delta_pos = self.displacement_head(*features) * self.delta_pos_std
+        return Graphormer3DOutput(self.energy(x, atoms), delta_pos)
 
-        layout = dense_layout(graph, num_graphs)
-        pos_dense = layout.pack(centred(pos, graph, num_graphs))
-        x = layout.unpack(self.encoder(layout.pack(x), pos_dense, layout.atom_mask))
-
-        # Half precision is for the encoder: errors of 0.4 % per atom would add up in the heads.
-        with torch.autocast(x.device.type, enabled=False):
-            x, gaussians = x.to(pos.dtype), gaussians.to(pos.dtype)
-            energy, delta_pos = self._heads(x, gaussians, edges, tags, graph, num_graphs)
-        if self.element_references is not None:
-            references = reference_energies(self.element_references, atomic_numbers, graph, num_graphs)
-            energy = energy + references
-        return Graphormer3DOutput(energy, delta_pos)
-
-    def _heads(
-        self,
-        x: Tensor,
-        gaussians: Tensor,
-        edges: EdgeGeometry,
-        tags: Tensor,
-        graph: Tensor,
-        num_graphs: int,
-    ) -> tuple[Tensor, Tensor | None]:
-        energy = self.energy_head(x, tags, graph, num_graphs) * self.energy_std + self.energy_mean
-        if self.displacement_head is None:
-            return energy, None
-        return energy, self.displacement_head(x, edges, gaussians) * self.delta_pos_std
+    def encode(self, x: Tensor, atoms: Atoms, edges: EdgeGeometry, gaussians: Tensor) -> Tensor:
+        """Node features [A, C] through the encoder, among image atoms where there are any."""
+        own = len(x)
+        everyone, source = with_images(atoms, self.image_radius)
+        if source is not None:
+            # An image has the surroundings of its atom, hence its features.
+            x = torch.cat((x, x.index_select(0, source)))
+        layout = dense_layout(everyone.graph, everyone.num_graphs)
+        pos = layout.pack(centred(everyone.pos, everyone.graph, everyone.num_graphs))
+        geometry = None
+        if self.encoder.needs_geometry:
+            numbers, near = layout.pack(everyone.atomic_numbers), near_graph(edges, layout, gaussians)
+            geometry = PeriodicGeometry(pos, layout.atom_mask, atoms.cell, atoms.pbc, near, numbers)
+        return layout.unpack(self.encoder(layout.pack(x), pos, layout.atom_mask, geometry))[:own]
 
 
-def centred(pos: Tensor, batch: Tensor, num_graphs: int) -> Tensor:
-    """Positions [A, X] relative to the mean of their graph's atoms."""
-    counts = torch.bincount(batch, minlength=num_graphs).clamp(min=1).unsqueeze(-1)
-    mean = pos.new_zeros(num_graphs, pos.shape[-1]).index_add(0, batch, pos) / counts
-    return pos - mean.index_select(0, batch)
+def near_graph(edges: EdgeGeometry, layout: DenseLayout, gaussians: Tensor) -> NearGraph:
+    """The radius graph as attention over padded atoms takes it, with the Gaussians [E, K] of its edges."""
+    sender, receiver = (layout.slot.index_select(0, atom) for atom in (edges.sender, edges.receiver))
+    return NearGraph(sender, receiver, edges.distances, edges.cutoff, gaussians)

@@ -12,6 +12,7 @@ from molflt.nn.diagnostics import (
     rpe_bias_error,
     variance_bound,
 )
+from molflt.nn.element_pairs import ElementPairFLTAttention, ElementPairRPE
 from molflt.nn.far import FarModulation
 from molflt.nn.feature_maps import (
     FeatureMap,
@@ -39,6 +40,7 @@ from molflt.nn.kernel_feature_maps import (
 from molflt.nn.kernel_spectra import ShiftInvariantKernelSpectrum
 from molflt.nn.kernels import GaussianKernel, LaplacianKernel, MaternKernel, ShiftInvariantKernel
 from molflt.nn.lattice import LatticeFrequencies, lattice_frequencies, lattice_rpe
+from molflt.nn.lattice_attention import LatticeFLTAttention, LatticeRPE
 from molflt.nn.local_spectra import LocalBoxSpectrum, SmoothLocalSpectrum
 from molflt.nn.matched_frequencies import MatchedKernelFrequencies, MatchedMixtureFrequencies
 from molflt.nn.near import EdgeFeatureNearBias, NearBias, NearGraph, RadialNearBias
@@ -60,6 +62,8 @@ __all__ = [
     "CosineReweighting",
     "Coupling",
     "EdgeFeatureNearBias",
+    "ElementPairFLTAttention",
+    "ElementPairRPE",
     "EluFeatures",
     "FLTAttention",
     "FLTConv",
@@ -75,7 +79,9 @@ __all__ = [
     "GaussianMixtureSpectrum",
     "HyperbolicRandomFeatures",
     "LaplacianKernel",
+    "LatticeFLTAttention",
     "LatticeFrequencies",
+    "LatticeRPE",
     "LocalBoxSpectrum",
     "MatchedKernelFrequencies",
     "MatchedMixtureFrequencies",

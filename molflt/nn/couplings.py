@@ -84,6 +84,10 @@ class AdditiveCoupling(Coupling):
     change is 80 % at all three, since there the estimate of exp(q.k / sqrt(D)) itself has not begun to
     converge. Centre positions, so that the origin means the same in every graph.
 
+    On the reciprocal lattice of a periodic structure (`LatticeFLTAttention`) f_hat is the sum of f over the
+    images: outputs do not depend on the cell that an atom or the lattice is given in, nor on vacuum, but a
+    supercell gives others than its cell, since exp of a sum over images is no sum over images of exp.
+
     The normaliser is positive with positive features. With signed ones it need not be: of
     `RFAGaussianFeatures`, 2 % of the normalisers are negative at M = 64 and 0.7 % at M = 256 (same setting,
     unit normal q and k).

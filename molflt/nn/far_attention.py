@@ -29,12 +29,12 @@ from molflt.nn.causal import LOWEST_LOG_FEATURE
 from molflt.nn.far import FarPositions
 from molflt.nn.feature_maps import ExponentialFeatures, FeatureMap
 from molflt.nn.features import LogFeatures, PlainFeatures
-from molflt.nn.functional import KRONECKER_WIDTH, append_ones, kronecker, recomputed
+from molflt.nn.functional import append_ones, recomputed
 from molflt.nn.near import ScaledSums
 from molflt.nn.operands import Operands
 
-MAX_BLOCKS = 32
-"""Each block of columns that is formed again in the backward pass keeps some memory to its end."""
+BLOCK_ELEMENTS = 2**22
+"""Numbers phi(k) [v, 1] that are formed at a time, 16 MiB of float32."""
 
 
 def far_features(
@@ -81,24 +81,30 @@ def far_sums(
 ) -> ScaledSums:
     """Sums over the far weights of each atom, at cost O(N M R D).
 
-    Kronecker features of phi and the trigonometric columns are formed some columns at a time, and again in
-    the backward pass.
+    The moments sum_j column_jk phi(k_j) [v_j, 1] are one product with the trigonometric columns, which all
+    heads share, and so is what they give back at the atoms. phi(k) [v, 1], of N M (D + 1) numbers a head, is
+    formed for some heads at a time; where that is not for all at once, again in the backward pass.
     """
     query_features, key_features, log_scale = far_features(feature_map, query, key, atom_mask)
     columns, weights = (part.to(value.dtype) for part in far.columns())
     ones = append_ones(value)
-    total = torch.zeros_like(ones)
-    size = max(1, KRONECKER_WIDTH // query_features.shape[-1], math.ceil(columns.shape[-1] / MAX_BLOCKS))
-    for column, weight in zip(columns.split(size, -1), weights.split(size, -1), strict=True):
-        total = total + recomputed(_block_sums, query_features, key_features, ones, column, weight)
+    per_head = query_features.numel() // max(1, query_features.shape[1]) * ones.shape[-1]
+    size = min(max(1, BLOCK_ELEMENTS // max(1, per_head)), query_features.shape[1])
+    split = [x.split(size, dim=1) for x in (query_features, key_features, ones, weights)]
+    blocks = [
+        _head_sums(q, k, v, w, columns) if len(split[0]) == 1 else recomputed(_head_sums, q, k, v, w, columns)
+        for q, k, v, w in zip(*split, strict=True)
+    ]
+    total = torch.cat(blocks, dim=1)
     return ScaledSums(total[..., :-1], total[..., -1:], log_scale)
 
 
-def _block_sums(query: Tensor, key: Tensor, value: Tensor, column: Tensor, weight: Tensor) -> Tensor:
-    """sum_j phi(q_i).phi(k_j) sum_k w_k column_ik column_jk v_j over a few columns `[B, 1, N, k]`.
-
-    The weights `[B, H, k]` multiply the sums over j, so the columns are the same memory for all heads.
-    """
-    column = column.expand(-1, query.shape[1], -1, -1)
-    weight = weight.unsqueeze(-2).expand(-1, -1, query.shape[-1], -1).flatten(-2).unsqueeze(-1)
-    return kronecker(query, column) @ (weight * (kronecker(key, column).transpose(-1, -2) @ value))
+def _head_sums(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, columns: Tensor) -> Tensor:
+    """sum_j phi(q_i).phi(k_j) sum_k w_k column_ik column_jk v_j of some heads, columns `[B, 1, N, K]`."""
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    columns = columns.squeeze(1)
+    shape = (*key.shape[2:], value.shape[-1])
+    moments = columns.mT @ (key.unsqueeze(-1) * value.unsqueeze(-2)).flatten(2)
+    moments = moments.unflatten(-1, shape) * weight.mT[..., None, None]
+    fields = (columns @ moments.flatten(2)).unflatten(-1, shape)
+    return (query.unsqueeze(-1) * fields).sum(-2).transpose(1, 2)

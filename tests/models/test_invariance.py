@@ -1,0 +1,230 @@
+"""Rotation, translation and periodicity of whole models in float32, on real structures.
+
+`model_under_test` takes the weights of the checkpoint that the environment variable MOLFLT_CHECKPOINT names;
+without one they are trained for some steps here, so that the RPE and the heads are away from their start.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from ase.build import molecule
+from torch_geometric.data import Batch, Data
+
+from molflt.build import build_dataset, build_model, build_transform
+from molflt.checkpoint import load_checkpoint
+from molflt.config import AttentionConfig, DataConfig, ModelConfig
+from molflt.data.transforms import RandomRotation
+
+ROOT = Path(__file__).parents[2]
+RADIUS = 5.0
+DATA = DataConfig(root=str(ROOT / "datasets/fcc111"), radius=RADIUS)
+VARIANTS = {
+    "range_separated": {"kind": "range_separated"},
+    "two_normalizers": {"kind": "range_separated", "separate_normalizers": True},
+    "lattice": {"sampler": "lattice", "coupling": "multiplicative"},
+}
+RANDOM = {"flt": {}, "flt_multiplicative": {"coupling": "multiplicative"}}
+
+
+def trained(settings, dataset, steps=12, seed=0):
+    """A float32 model after some steps on the first systems."""
+    torch.manual_seed(seed)
+    config = ModelConfig(channels=16, num_heads=2, num_layers=2, ffn_channels=16, num_gaussians=16)
+    config.displacement_channels = 4
+    config.attention = AttentionConfig(num_random_features=8, num_basis=5, **settings)
+    model = build_model(config, RADIUS)
+    batch = Batch.from_data_list([dataset[i] for i in range(8)])
+    model.energy_mean.copy_(batch.y_relaxed.mean())
+    model.energy_std.copy_(batch.y_relaxed.std())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        energy, delta_pos = model(batch)
+        ((energy - batch.y_relaxed).abs().mean() + (delta_pos - batch.delta_pos).abs().mean()).backward()
+        optimizer.step()
+    return model.eval()
+
+
+@pytest.fixture(scope="module", name="fcc111")
+def _fcc111():
+    return build_dataset(DATA, "train")
+
+
+@pytest.fixture(scope="module", name="model", params=VARIANTS)
+def model_under_test(request, fcc111):
+    if path := os.environ.get("MOLFLT_CHECKPOINT"):
+        return load_checkpoint(path).model
+    return trained(VARIANTS[request.param], fcc111)
+
+
+def outputs(model, structures):
+    """Energies and displacements of raw structures, batched; their graphs are made here."""
+    transform = build_transform(DataConfig(radius=model.radius), training=False)
+    with torch.no_grad():
+        return model(Batch.from_data_list([transform(data.clone()) for data in structures]))
+
+
+def bare(data: Data) -> Data:
+    """A structure without its graph and labels."""
+    kept = {name: data[name] for name in ("pos", "cell", "pbc", "atomic_numbers", "tags")}
+    return Data(**kept)
+
+
+def oc20():
+    return [bare(data) for data in build_dataset(DataConfig(str(ROOT / "datasets/oc20_sample")), None)]
+
+
+def fcc111_systems(dataset, count):
+    return [bare(dataset[index]) for index in range(0, len(dataset), len(dataset) // count)][:count]
+
+
+def turned(structures, seed=0):
+    rotate = RandomRotation(generator=torch.Generator().manual_seed(seed))
+    return [rotate(data.clone()) for data in structures]
+
+
+def assert_turns(model, structures):
+    straight, rotated = outputs(model, structures), outputs(model, turned(structures))
+    assert straight.energy.std() > 1e-2
+    assert (rotated.energy - straight.energy).abs().max() < 1e-3
+    rotate = RandomRotation(generator=torch.Generator().manual_seed(0))
+    parts, first = [], 0
+    for data in structures:
+        count = data.num_nodes
+        part = Data(pos=data.pos, delta_pos=straight.delta_pos[first : first + count])
+        parts.append(rotate(part).delta_pos)
+        first += count
+    assert straight.delta_pos.abs().max() > 1e-2
+    torch.testing.assert_close(rotated.delta_pos, torch.cat(parts), rtol=0, atol=1e-5)
+
+
+def test_rotation_leaves_oc20_energies_within_a_mev_and_turns_displacements(model):
+    assert_turns(model, oc20())
+
+
+def test_rotation_leaves_100_fcc111_energies_within_a_mev_and_turns_displacements(model, fcc111):
+    assert_turns(model, fcc111_systems(fcc111, 100))
+
+
+MOLECULAR = {
+    "spherical": {
+        "sampler": "spherical",
+        "coupling": "multiplicative",
+        "basis_width_range": (4.0, 5.0),
+        "quadrature_extent": 6.0,
+    },
+    "range_separated": {"kind": "range_separated"},
+}
+
+
+@pytest.mark.parametrize("variant", MOLECULAR)
+def test_rotation_of_molecules_is_within_a_mev_and_turns_displacements(variant, fcc111):
+    model = trained(MOLECULAR[variant], fcc111, steps=5)
+    molecules = []
+    for name in ("CH3CH2OH", "C6H6", "H2O", "CH3COOH", "C5H5N"):
+        atoms = molecule(name)
+        pos = torch.tensor(atoms.positions, dtype=torch.float32)
+        assert torch.pdist(pos).max() < 6.0
+        molecules.append(
+            Data(
+                pos=pos,
+                cell=torch.zeros(1, 3, 3),
+                pbc=torch.zeros(1, 3, dtype=torch.bool),
+                atomic_numbers=torch.tensor(atoms.numbers, dtype=torch.int64),
+                tags=torch.zeros(len(pos), dtype=torch.int64),
+            )
+        )
+    assert_turns(model, molecules)
+
+
+@pytest.mark.parametrize("variant", RANDOM)
+def test_random_frequencies_tie_the_energy_to_the_axes(variant, fcc111):
+    """The control: what the invariant samplers are for."""
+    model, structures = trained(RANDOM[variant], fcc111), fcc111_systems(fcc111, 16)
+    change = outputs(model, turned(structures)).energy - outputs(model, structures).energy
+    assert change.abs().max() > 1e-3
+
+
+def changed(data: Data, **fields) -> Data:
+    data = data.clone()
+    for name, value in fields.items():
+        data[name] = value
+    return data
+
+
+def assert_same_energies(model, structures, others, factor=1.0, tolerance=1e-4):
+    first, second = outputs(model, structures).energy, outputs(model, others).energy
+    mean = model.energy_mean
+    torch.testing.assert_close(second - mean, factor * (first - mean), rtol=0, atol=tolerance)
+
+
+def test_translation_changes_nothing(model):
+    structures = oc20()
+    shift = torch.tensor([1.7, -23.9, 11.1])
+    assert_same_energies(model, structures, [changed(d, pos=d.pos + shift) for d in structures])
+
+
+def test_an_atom_may_be_given_in_any_cell(model):
+    def shifted(data):
+        pos = data.pos.clone()
+        pos[-1] += 2 * data.cell[0, 0] - data.cell[0, 1] + data.cell[0, 2]
+        pos[1] -= data.cell[0, 1]
+        return changed(data, pos=pos)
+
+    structures = oc20()
+    assert_same_energies(model, structures, [shifted(data) for data in structures])
+
+
+def test_any_cell_of_the_lattice_gives_the_same_energy(model):
+    def skewed(data):
+        cell = data.cell.clone()
+        cell[0, 0] += cell[0, 1]
+        cell[0, 2] -= cell[0, 0]
+        return changed(data, cell=cell)
+
+    structures = oc20()
+    assert_same_energies(model, structures, [skewed(data) for data in structures])
+
+
+def doubled(data, axis):
+    cell = data.cell.clone()
+    cell[0, axis] *= 2
+    repeated = {name: data[name].repeat(2) for name in ("atomic_numbers", "tags")}
+    return changed(data, pos=torch.cat((data.pos, data.pos + data.cell[0, axis])), cell=cell, **repeated)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_supercell_has_twice_the_energy(model, axis):
+    structures = oc20()
+    doubles = [doubled(data, axis) for data in structures]
+    assert_same_energies(model, structures, doubles, factor=2.0)
+
+
+def test_more_vacuum_of_a_slab_changes_nothing(model):
+    def slab(data, height):
+        cell = data.cell.clone()
+        cell[0, 2] *= height
+        return changed(data, cell=cell, pbc=torch.tensor([[True, True, False]]))
+
+    structures = oc20()
+    slabs, taller = ([slab(data, height) for data in structures] for height in (1.0, 1.7))
+    assert_same_energies(model, slabs, taller)
+
+
+def additive(fcc111):
+    return trained({"sampler": "lattice", "num_frequencies": 12, "far_cutoff": 0.25}, fcc111)
+
+
+def test_the_additive_coupling_on_the_lattice_passes_all_but_the_supercell(fcc111):
+    model = additive(fcc111)
+    test_translation_changes_nothing(model)
+    test_an_atom_may_be_given_in_any_cell(model)
+    test_any_cell_of_the_lattice_gives_the_same_energy(model)
+    test_more_vacuum_of_a_slab_changes_nothing(model)
+    structures = oc20()
+    mean = model.energy_mean
+    single = outputs(model, structures).energy - mean
+    double = outputs(model, [doubled(data, 0) for data in structures]).energy - mean
+    assert (double - 2 * single).abs().max() > 1e-2
