@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from molflt.cli.shared import OK, add_command, add_group, positive
+from molflt.cli.shared import OK, add_command, add_group, count, positive
 
 
 def add_parser(commands: Any) -> None:
@@ -20,6 +20,7 @@ def add_parser(commands: Any) -> None:
         parser.add_argument("output", metavar="OUT", nargs="?", default=output, help="folder; %(default)s")
 
     _add_qm7(kinds)
+    _add_charged_fragments(kinds)
 
 
 def _add_qm7(kinds: Any) -> None:
@@ -31,6 +32,13 @@ def _add_qm7(kinds: Any) -> None:
     parser.add_argument(
         "--molecules", metavar="N", type=positive, help="keep a fixed random part of N molecules; all"
     )
+
+
+def _add_charged_fragments(kinds: Any) -> None:
+    output = "datasets/charged_fragments"
+    parser = add_command(kinds, "charged-fragments", _charged_fragments, f"build {output}")
+    parser.add_argument("output", metavar="OUT", nargs="?", default=output, help="folder; %(default)s")
+    parser.add_argument("--seed", type=count, default=0, help="of the arrangements; %(default)s")
 
 
 def _fcc111(arguments: argparse.Namespace) -> int:
@@ -51,4 +59,11 @@ def _qm7(arguments: argparse.Namespace) -> int:
     from molflt.data.qm7 import build_qm7
 
     build_qm7(arguments.source, arguments.output, arguments.molecules)
+    return OK
+
+
+def _charged_fragments(arguments: argparse.Namespace) -> int:
+    from molflt.data.charged_fragments import build_charged_fragments
+
+    build_charged_fragments(arguments.output, arguments.seed)
     return OK
