@@ -35,6 +35,8 @@ from molflt.nn.operands import Operands
 
 MAX_BLOCKS = 32
 """Each block of columns that is formed again in the backward pass keeps some memory to its end."""
+MAX_PAIR_ATOMS = 256
+"""Padded graphs of more atoms never form their N x N weights."""
 
 
 def far_features(
@@ -82,16 +84,29 @@ def far_sums(
     """Sums over the far weights of each atom, at cost O(N M R D).
 
     Kronecker features of phi and the trigonometric columns are formed some columns at a time, and again in
-    the backward pass.
+    the backward pass. In small graphs the same sums are taken pair by pair, which is then the shorter way.
     """
     query_features, key_features, log_scale = far_features(feature_map, query, key, atom_mask)
     columns, weights = (part.to(value.dtype) for part in far.columns())
     ones = append_ones(value)
+    if pairs_are_cheaper(value.shape[-2], query_features.shape[-1], columns.shape[-1], ones.shape[-1]):
+        pairs = far.dense().to(value.dtype) * (query_features @ key_features.transpose(-1, -2))
+        total = pairs @ ones
+        return ScaledSums(total[..., :-1], total[..., -1:], log_scale)
     total = torch.zeros_like(ones)
     size = max(1, KRONECKER_WIDTH // query_features.shape[-1], math.ceil(columns.shape[-1] / MAX_BLOCKS))
     for column, weight in zip(columns.split(size, -1), weights.split(size, -1), strict=True):
         total = total + recomputed(_block_sums, query_features, key_features, ones, column, weight)
     return ScaledSums(total[..., :-1], total[..., -1:], log_scale)
+
+
+def pairs_are_cheaper(num_atoms: int, num_features: int, num_columns: int, width: int) -> bool:
+    """Whether N^2 (M + K + D) operations beat the 2 N M K D of the linear order, in graphs of few atoms.
+
+    K grows with the cell as N does, so without a limit on N the pairs would win in every large cell too.
+    """
+    pairs = num_atoms * (num_features + num_columns + width)
+    return num_atoms <= MAX_PAIR_ATOMS and pairs < 2 * num_features * num_columns * width
 
 
 def _block_sums(query: Tensor, key: Tensor, value: Tensor, column: Tensor, weight: Tensor) -> Tensor:
