@@ -14,6 +14,16 @@ from molflt.errors import InputError
 from molflt.nn.attention import FLTAttention, SoftmaxAttention
 from molflt.nn.couplings import AdditiveCoupling, NoCoupling
 from molflt.nn.feature_maps import PositiveRandomFeatures
+from molflt.nn.frequencies import (
+    GaussianFrequencies,
+    OrthogonalGaussianFrequencies,
+    SobolGaussianFrequencies,
+)
+from molflt.nn.lattice_attention import LatticeFLTAttention, LatticeRPE
+from molflt.nn.matched_frequencies import MatchedMixtureFrequencies
+from molflt.nn.quadrature import SphericalQuadratureFrequencies
+from molflt.nn.range_separated import RangeSeparatedAttention, RangeSeparatedRPE
+from molflt.nn.rpe import FourierRPE
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -185,12 +195,23 @@ def test_fcc111_configurations_differ_in_attention_and_output_alone():
     first, *others = [
         flattened(yaml.safe_load(path.read_text(encoding="utf-8"))) for path in folder.glob("*.yaml")
     ]
-    assert len(others) == 2
+    assert len(others) == 9
     for other in others:
-        assert {key for key in first if first[key] != other[key]} == {
-            "model.attention.kind",
-            "training.output",
-        }
+        different = {key for key in first if first[key] != other[key]}
+        assert "training.output" in different
+        assert all(key.startswith("model.attention.") for key in different - {"training.output"})
+        assert len(different) > 1
+
+
+def test_fcc111_configurations_have_as_many_parameters_as_each_other():
+    """All within 0.2 % of each other; what positions add in attention is far below 0.03 M."""
+    counts = {
+        path.stem: num_parameters(build_model(load_config(path).model, radius=6.0))
+        for path in (ROOT / "configs/fcc111").glob("*.yaml")
+    }
+    assert max(counts.values()) < 1.002 * min(counts.values())
+    assert counts["performer"] == counts["softmax_norpe"] == min(counts.values())
+    assert max(counts.values()) - counts["performer"] < 0.03e6
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -224,6 +245,65 @@ def test_shipped_configuration_learns_a_small_batch(path, monkeypatch):
         loss().backward()
         optimizer.step()
     assert loss_without_dropout() < 0.7 * before
+
+
+@pytest.mark.parametrize(
+    ("settings", "layer", "position_layer"),
+    [
+        ({"kind": "softmax", "use_rpe": False}, SoftmaxAttention, type(None)),
+        ({"kind": "range_separated"}, RangeSeparatedAttention, RangeSeparatedRPE),
+        ({"sampler": "lattice", "coupling": "multiplicative"}, RangeSeparatedAttention, RangeSeparatedRPE),
+        ({"sampler": "lattice"}, LatticeFLTAttention, LatticeRPE),
+        ({"coupling": "multiplicative"}, FLTAttention, FourierRPE),
+    ],
+)
+def test_attention_settings_choose_layer_and_rpe(settings, layer, position_layer):
+    for share in (True, False):
+        model = build_model(small_config(share_rpe=share, **settings), radius=4.0)
+        first, second = (block.attention for block in model.encoder.layers)
+        assert type(first) is type(second) is layer
+        assert isinstance(first.rpe, position_layer)
+        assert (first.rpe is second.rpe) == (share or first.rpe is None)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "expected"),
+    [
+        ("gaussian", GaussianFrequencies),
+        ("orthogonal", OrthogonalGaussianFrequencies),
+        ("sobol", SobolGaussianFrequencies),
+        ("matched_mixture", MatchedMixtureFrequencies),
+        ("spherical", SphericalQuadratureFrequencies),
+    ],
+)
+def test_samplers_are_those_named(sampler, expected):
+    config = small_config(sampler=sampler, basis_width_range=(2.0, 4.0), quadrature_extent=3.0)
+    rpe = build_model(config, radius=4.0).encoder.layers[0].attention.rpe
+    assert type(rpe.sampler) is expected
+    if sampler == "matched_mixture":
+        assert rpe.sampler.components is rpe.spectrum.components
+    if sampler != "spherical":
+        assert rpe.num_frequencies == 5
+
+
+def test_range_separation_takes_its_parts_from_the_settings():
+    def rpe(**settings):
+        settings = {
+            "kind": "range_separated",
+            "max_frequencies": 23,
+            "far_cutoff": 0.2,
+            "far_basis": 3,
+        } | settings
+        return build_model(small_config(**settings), radius=4.0).encoder.layers[0].attention.rpe
+
+    whole = rpe()
+    assert whole.near.linear.in_features == 11
+    assert (whole.far.cutoff, whole.far.max_frequencies) == (0.2, 23)
+    assert whole.far.spectrum.widths.shape == (3, 3)
+    assert rpe(far=False).far is None
+    assert rpe(near=False).near is None
+    layer = build_model(small_config(kind="range_separated", separate_normalizers=True), radius=4.0)
+    assert layer.encoder.layers[1].attention.separate_normalizers
 
 
 @pytest.mark.parametrize("kind", ["flt", "performer", "softmax"])

@@ -161,6 +161,11 @@ INVALID = {
     "model.attention.num_frequencies": 0,
     "model.attention.num_basis": 0,
     "model.attention.basis_width_range": [2.0, 1.0],
+    "model.attention.use_rpe": False,
+    "model.attention.quadrature_extent": 0.0,
+    "model.attention.far_cutoff": 0.0,
+    "model.attention.far_basis": 0,
+    "model.attention.max_frequencies": 0,
     "optim.lr": 0.0,
     "optim.betas": [0.9, 1.0],
     "optim.weight_decay": -0.1,
@@ -174,7 +179,17 @@ INVALID = {
     "training.cache_gib": -1.0,
     "optim.ema_decay": 1.0,
 }
-FREE = {"model.attention.kind", "model.attention.share_rpe", "training.accelerator", "data.energy_meaning"}
+FREE = {
+    "model.attention.kind",
+    "model.attention.share_rpe",
+    "model.attention.coupling",
+    "model.attention.sampler",
+    "model.attention.near",
+    "model.attention.far",
+    "model.attention.separate_normalizers",
+    "training.accelerator",
+    "data.energy_meaning",
+}
 
 
 def nested(key: str, value: object) -> dict:
@@ -193,6 +208,15 @@ def test_value_out_of_range_is_refused_naming_key_and_value(key, value):
 
 def test_every_setting_has_a_refused_value_above():
     assert {key for key, _, _ in config_keys()} == INVALID.keys() | FREE
+
+
+def test_settings_that_contradict_each_other_are_refused():
+    with pytest.raises(InputError, match=r"attention\.far must be true where .*near is false, got False"):
+        config_from_dict({"model": {"attention": {"near": False, "far": False}}})
+    with pytest.raises(InputError, match="num_frequencies must be at least 2 with sampler lattice, got 1"):
+        config_from_dict({"model": {"attention": {"sampler": "lattice", "num_frequencies": 1}}})
+    softmax = config_from_dict({"model": {"attention": {"kind": "softmax", "use_rpe": False}}})
+    assert not softmax.model.attention.use_rpe
 
 
 @pytest.mark.parametrize("value", [".nan", ".inf"])

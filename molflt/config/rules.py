@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from functools import reduce
 from typing import Any
 
-from molflt.config.sections import Config, DataConfig, ModelConfig, OptimConfig, TrainingConfig
+from molflt.config.sections import (
+    AttentionConfig,
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    TrainingConfig,
+)
 from molflt.errors import InputError
 
 Rule = tuple[str, Any, str]
@@ -54,10 +61,26 @@ def _model_rules(model: ModelConfig) -> Iterator[Rule]:
         f"a multiple of model.num_heads = {heads}",
     )
     yield "model.dropout", 0 <= model.dropout < 1, "in [0, 1)"
-    for name in ("num_random_features", "num_frequencies", "num_basis"):
-        yield f"model.attention.{name}", getattr(model.attention, name) >= 1, "at least 1"
-    low, high = model.attention.basis_width_range
-    yield "model.attention.basis_width_range", 0 < low < high < math.inf, "two rising lengths above 0 Å"
+    yield from _attention_rules(model.attention)
+
+
+def _attention_rules(attention: AttentionConfig) -> Iterator[Rule]:
+    prefix = "model.attention"
+    for name in ("num_random_features", "num_frequencies", "num_basis", "far_basis"):
+        yield f"{prefix}.{name}", getattr(attention, name) >= 1, "at least 1"
+    low, high = attention.basis_width_range
+    yield f"{prefix}.basis_width_range", 0 < low < high < math.inf, "two rising lengths above 0 Å"
+    kind, cap = attention.kind, attention.max_frequencies
+    yield f"{prefix}.use_rpe", attention.use_rpe or kind == "softmax", f"true with kind {kind}"
+    yield f"{prefix}.quadrature_extent", 0 < attention.quadrature_extent < math.inf, "above 0 Å and finite"
+    yield f"{prefix}.far_cutoff", 0 < attention.far_cutoff < math.inf, "above 0 cycles/Å and finite"
+    yield f"{prefix}.max_frequencies", cap is None or cap >= 1, "null or at least 1"
+    yield (
+        f"{prefix}.num_frequencies",
+        attention.num_frequencies > 1 or attention.sampler != "lattice",
+        "at least 2 with sampler lattice",
+    )
+    yield f"{prefix}.far", attention.near or attention.far, "true where model.attention.near is false"
 
 
 def _optim_rules(optim: OptimConfig) -> Iterator[Rule]:

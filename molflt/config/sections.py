@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-AttentionKind = Literal["flt", "performer", "softmax"]
+AttentionKind = Literal["flt", "performer", "softmax", "range_separated"]
+Coupling = Literal["additive", "multiplicative"]
+Sampler = Literal["gaussian", "orthogonal", "sobol", "matched_mixture", "spherical", "lattice"]
 
 
 @dataclass
@@ -40,7 +42,8 @@ class AttentionConfig:
 
     kind: AttentionKind = "flt"
     """`flt`: linear attention with a learned Fourier RPE; `performer`: the same without RPE;
-    `softmax`: quadratic attention with the exact RPE bias, the twin of `flt`."""
+    `softmax`: quadratic attention with the exact RPE bias, the twin of `flt`; `range_separated`: exact over
+    the radius graph, and beyond it linear on the reciprocal lattice."""
     num_random_features: int = 64
     """M, random features that linearise the exponential."""
     num_frequencies: int = 16
@@ -51,6 +54,33 @@ class AttentionConfig:
     """Smallest and largest initial width s_t of the basis functions, Å."""
     share_rpe: bool = True
     """One RPE for all layers (as published) instead of one per layer."""
+    use_rpe: bool = True
+    """False leaves the RPE bias of `softmax` out (`flt` without RPE is `performer`)."""
+    coupling: Coupling = "additive"
+    """How the RPE enters `flt`: added to the logits (as published), or as a factor of the weights, which
+    wants a smaller `num_random_features` such as 16. `range_separated` is always multiplicative."""
+    sampler: Sampler = "gaussian"
+    """Frequencies of `flt`: random with learnable std (`gaussian` as published, `orthogonal`, `sobol`);
+    random from the spectrum's own components (`matched_mixture`); a rotation-invariant rule for molecules
+    (`spherical`, which chooses its own number); each structure's reciprocal lattice (`lattice`: additive
+    keeps `num_frequencies` of it with G = 0, multiplicative all up to `far_cutoff`)."""
+    quadrature_extent: float = 10.0
+    """Largest distance, Å, at which the `spherical` rule is accurate for all of `basis_width_range`."""
+    far_cutoff: float = 0.16
+    """Longest reciprocal lattice vector in cycles/Å, of the `lattice` sampler and of `range_separated`; M has
+    widths from 0.5 to 1 times its inverse."""
+    far_basis: int = 4
+    """Gaussians per head of the far part's M, for `range_separated` and the multiplicative `lattice`."""
+    max_frequencies: int | None = None
+    """Most reciprocal lattice vectors per structure: makes the cost linear when one cell grows, by smoothing
+    M more in cells with more; null keeps all, so that a supercell equals its cell."""
+    near: bool = True
+    """The near part of `range_separated`, softmax attention over the radius graph."""
+    far: bool = True
+    """The far part of `range_separated`."""
+    separate_normalizers: bool = False
+    """Near and far part of `range_separated` as two attentions whose outputs are added, instead of weights
+    under one normaliser."""
 
 
 @dataclass

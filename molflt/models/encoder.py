@@ -14,13 +14,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from molflt.nn.range_separated import PeriodicGeometry
+
 
 class EncoderLayer(nn.Module):
     """One pre-LN block around an attention layer.
 
     Args:
         attention: module called as `attention(x, pos, atom_mask, positional=...)` that keeps the shape of x
-            and has `encode_positions(pos)`, such as `FLTAttention` and `SoftmaxAttention`.
+            and has `encode_positions(pos, atom_mask)`, such as `FLTAttention` and `SoftmaxAttention`; or,
+            with a true `needs_geometry`, `encode_positions(geometry)`, such as `RangeSeparatedAttention`.
         channels: C.
         ffn_channels: hidden width of the feed-forward part.
         dropout: probability, after attention and after the feed-forward part.
@@ -65,12 +68,29 @@ class Encoder(nn.Module):
         self.num_blocks = num_blocks
         self.norm = nn.LayerNorm(channels)
 
-    def forward(self, x: Tensor, pos: Tensor, atom_mask: Tensor) -> Tensor:
-        """x [B, N, C] and pos [B, N, X] to [B, N, C]; `atom_mask` [B, N] is true at real atoms."""
+    @property
+    def needs_geometry(self) -> bool:
+        """Whether any attention layer asks for more than positions."""
+        return any(_needs_geometry(layer.attention) for layer in self.layers)
+
+    def forward(
+        self, x: Tensor, pos: Tensor, atom_mask: Tensor, geometry: PeriodicGeometry | None = None
+    ) -> Tensor:
+        """Encode padded atoms.
+
+        Args:
+            x: [B, N, C].
+            pos: [B, N, X].
+            atom_mask: [B, N], true at real atoms.
+            geometry: cells and near edges of the same batch, where `needs_geometry`.
+
+        Returns:
+            [B, N, C].
+        """
         encoded: dict[Any, Any] = {}
         for layer in self.layers:
             if (key := _encoding_key(layer.attention)) not in encoded:
-                encoded[key] = layer.attention.encode_positions(pos)
+                encoded[key] = _encode(layer.attention, pos, atom_mask, geometry)
         for _ in range(self.num_blocks):
             for layer in self.layers:
                 x = layer(x, pos, atom_mask, encoded[_encoding_key(layer.attention)])
@@ -78,6 +98,18 @@ class Encoder(nn.Module):
 
     def extra_repr(self) -> str:
         return f"num_blocks={self.num_blocks}"
+
+
+def _needs_geometry(attention: nn.Module) -> bool:
+    return getattr(attention, "needs_geometry", False)
+
+
+def _encode(attention: Any, pos: Tensor, atom_mask: Tensor, geometry: PeriodicGeometry | None) -> Any:
+    if not _needs_geometry(attention):
+        return attention.encode_positions(pos, atom_mask)
+    if geometry is None:
+        raise ValueError(f"{type(attention).__name__} needs a geometry, got None: pass a PeriodicGeometry")
+    return attention.encode_positions(geometry)
 
 
 def _encoding_key(attention: nn.Module) -> tuple[type, int]:

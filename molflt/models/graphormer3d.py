@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from molflt.data.graphs import edge_displacement
-from molflt.models.embeddings import AtomEmbedding, edge_geometry
+from molflt.models.embeddings import AtomEmbedding, EdgeGeometry, edge_geometry
 from molflt.models.encoder import Encoder
 from molflt.models.heads import DisplacementHead, EnergyHead
-from molflt.nn.packing import dense_layout
+from molflt.nn.near import NearGraph
+from molflt.nn.packing import DenseLayout, dense_layout
+from molflt.nn.range_separated import PeriodicGeometry
 
 
 class Graphormer3DOutput(NamedTuple):
@@ -70,7 +72,8 @@ class Graphormer3D(nn.Module):
         Args:
             batch: `atomic_numbers` [A], `pos` [A, 3] Å, `cell` [B, 3, 3] Å, `edge_index` [2, E] and
                 `cell_offsets` [E, 3] of the radius graph (`transforms.RadiusGraph`); `tags` [A] may be
-                absent (all 0) and `batch` [A] too (one graph).
+                absent (all 0), `batch` [A] too (one graph), and `pbc` [B, 3] (periodic along every cell
+                vector that is not zero).
         """
         pos = batch["pos"].to(self.energy_mean.dtype)
         cell = batch["cell"].to(pos.dtype).reshape(-1, 3, 3)
@@ -85,13 +88,25 @@ class Graphormer3D(nn.Module):
 
         layout = dense_layout(graph, num_graphs)
         pos_dense = layout.pack(centred(pos, graph, num_graphs))
-        x = layout.unpack(self.encoder(layout.pack(x), pos_dense, layout.atom_mask))
+        geometry = None
+        if self.encoder.needs_geometry:
+            pbc = batch["pbc"].reshape(-1, 3) if "pbc" in batch else (cell != 0).any(-1)
+            numbers = layout.pack(atomic_numbers)
+            near = near_graph(edges, layout, gaussians)
+            geometry = PeriodicGeometry(pos_dense, layout.atom_mask, cell, pbc, near, numbers)
+        x = layout.unpack(self.encoder(layout.pack(x), pos_dense, layout.atom_mask, geometry))
 
         energy = self.energy_head(x, tags, graph, num_graphs) * self.energy_std + self.energy_mean
         if self.displacement_head is None:
             return Graphormer3DOutput(energy, None)
         delta_pos = self.displacement_head(x, edges, gaussians) * self.delta_pos_std
         return Graphormer3DOutput(energy, delta_pos)
+
+
+def near_graph(edges: EdgeGeometry, layout: DenseLayout, gaussians: Tensor) -> NearGraph:
+    """The radius graph as attention over padded atoms takes it, with the Gaussians [E, K] of its edges."""
+    sender, receiver = (layout.slot.index_select(0, atom) for atom in (edges.sender, edges.receiver))
+    return NearGraph(sender, receiver, edges.distances, edges.cutoff, gaussians)
 
 
 def centred(pos: Tensor, batch: Tensor, num_graphs: int) -> Tensor:

@@ -130,7 +130,7 @@ class FarModulation(nn.Module):
         cutoff: k_c, cycles/Å. It gives R = (2/3) pi V k_c^3 frequencies: 17 for 2,000 Å^3 at 0.16/Å. The cost
             is proportional to N R: linear in the atoms of a batch of like cells, quadratic in those of one
             cell that is made larger at a fixed cutoff (R = 293 for 2,916 atoms of copper at 0.16/Å, 895 for
-            8,788).
+            8,788), unless `max_frequencies` bounds R.
         num_basis: T.
         width_range: smallest and largest s_t there can be, Å; (0.5, 1) / cutoff by default.
         peak: M(0) at the start. All atoms within the widths share in the far weights: at 0.1 and 5 Å those of
@@ -140,10 +140,13 @@ class FarModulation(nn.Module):
         padding_widths: room along open directions in units of the largest width, the taper's share included.
             Measured change of M on rotation of a molecule of 8 Å, relative to M(0), and R at k_c = 0.16/Å:
             2e-3 and 230 at 3 widths, 5e-5 and 440 at 4, 5e-6 and 755 at 5.
+        max_frequencies: bound of R, which makes the cost linear in the atoms of one growing cell, too. In
+            cells of more frequencies the cutoff falls to about (3 R / 2 pi V)^(1/3), and M is smoothed
+            accordingly; needs `taper`.
 
     Raises:
         ValueError: `cutoff` or `padding_widths` is not positive, `background` is negative, or `width_range`
-            has no two rising positive values.
+            has no two rising positive values, or `max_frequencies` is given without `taper`.
     """
 
     def __init__(
@@ -156,6 +159,7 @@ class FarModulation(nn.Module):
         background: float = 1e-3,
         taper: bool = True,
         padding_widths: float = 4.0,
+        max_frequencies: int | None = None,
     ) -> None:
         super().__init__()
         if not 0 < cutoff < math.inf:
@@ -165,8 +169,11 @@ class FarModulation(nn.Module):
                 "background must not be negative and padding_widths be positive, "
                 f"got {background} and {padding_widths}"
             )
+        if max_frequencies is not None and not taper:
+            raise ValueError("max_frequencies needs taper=True, without which M could be negative, got False")
         self.num_heads = num_heads
         self.cutoff = cutoff
+        self.max_frequencies = max_frequencies
         self.background = background
         self.taper = taper
         self.padding_widths = padding_widths
@@ -192,7 +199,14 @@ class FarModulation(nn.Module):
         """The graphs' frequencies; padded rows of `pos` must be finite."""
         padding = self.padding_widths * self.largest_width
         return lattice_frequencies(
-            cell, pbc, self.cutoff, pos, atom_mask, open_padding=padding, taper=self.taper
+            cell,
+            pbc,
+            self.cutoff,
+            pos,
+            atom_mask,
+            open_padding=padding,
+            taper=self.taper,
+            max_frequencies=self.max_frequencies,
         )
 
     def _background(self, lattice: LatticeFrequencies) -> Float[Tensor, "B 1 1"]:
@@ -236,5 +250,6 @@ class FarModulation(nn.Module):
     def extra_repr(self) -> str:
         return (
             f"num_heads={self.num_heads}, cutoff={self.cutoff}, background={self.background}, "
-            f"taper={self.taper}, padding_widths={self.padding_widths}"
+            f"taper={self.taper}, padding_widths={self.padding_widths}, "
+            f"max_frequencies={self.max_frequencies}"
         )

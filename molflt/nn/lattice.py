@@ -32,7 +32,11 @@ A truncated sum of an f >= 0 can be negative by so much, and jumps when a strain
 transform of a non-negative W. f is then convolved with W: f_per >= 0 stays so exactly in every cell, and each
 s^2 becomes s^2 + 1/(3 k_c^2).
 
-The number of G is about (2/3) pi V k_c^3, V being that of the box.
+**Count.** The number of G is about (2/3) pi V k_c^3, V being that of the box: a constant per volume, so the
+cost of N atoms on R frequencies is linear in a batch of like cells and quadratic in one cell that grows.
+`max_frequencies` keeps the whole shells of the shortest that fit, which lowers the cutoff of large cells to
+about (3 R / 2 pi V)^(1/3) and makes the cost linear. The taper ends at the first shell left out, so nothing
+jumps when a strain changes the selection.
 """
 
 from __future__ import annotations
@@ -175,6 +179,7 @@ def lattice_frequencies(
     open_padding: float = 0.0,
     taper: bool = False,
     num_frequencies: int | None = None,
+    max_frequencies: int | None = None,
 ) -> LatticeFrequencies:
     """The reciprocal lattice vectors of each graph up to a cutoff, with their quadrature weights.
 
@@ -193,16 +198,20 @@ def lattice_frequencies(
             width of f leaves 4e-6 of f(0).
         taper: multiplies the weights by `taper_window`.
         num_frequencies: R; by default that of the graph with the most.
+        max_frequencies: most vectors a graph keeps, the shortest in whole shells; None keeps all to the
+            cutoff. f is then smoothed more in larger cells, and a supercell no longer repeats its cell's f.
 
     Raises:
-        ValueError: `cutoff` is not positive or `open_padding` negative; periodic vectors are linearly
-            dependent; an open direction without `pos`; more than 2^24 candidates, or more than
-            `num_frequencies` vectors.
+        ValueError: `cutoff` or `max_frequencies` is not positive, or `open_padding` negative; periodic
+            vectors are linearly dependent; an open direction without `pos`; more than 2^24 candidates, or
+            more than `num_frequencies` vectors.
     """
     if not 0 < cutoff < math.inf:
         raise ValueError(f"cutoff must be positive and finite, got {cutoff}; give cycles/Å such as 0.2")
     if not 0 <= open_padding < math.inf:
         raise ValueError(f"open_padding must be finite and not negative, got {open_padding}; give Å")
+    if max_frequencies is not None and max_frequencies < 1:
+        raise ValueError(f"max_frequencies must be at least 1, got {max_frequencies}; None keeps all")
     box = periodic_box(cell.double(), pbc, pos, atom_mask, open_padding)
     lengths = torch.linalg.vector_norm(box.detach(), dim=-1)
     volume = torch.linalg.det(box).abs()
@@ -218,6 +227,8 @@ def lattice_frequencies(
     candidates = grid.to(box.dtype) @ torch.linalg.inv(box).mT
     square = candidates.detach().square().sum(-1)
     kept = (square <= largest**2) & (square > 0)
+    left_out = _first_left_out(candidates, kept, max_frequencies)
+    kept &= square < (left_out.detach() * (1 - SHELL_TOLERANCE)).square()
     count = max(1, int(kept.sum(-1).max()))
     order = torch.argsort(~kept, dim=-1, stable=True)[:, :count]
     kept = kept.gather(-1, order)
@@ -234,7 +245,8 @@ def lattice_frequencies(
     weights = torch.where(kept, 2 / volume.unsqueeze(-1), 0.0)
     if taper:
         # A square root needs to be kept from the origin, where it has no gradient.
-        ratio = torch.where(kept, frequencies.square().sum(-1), cutoff**2).sqrt() / cutoff
+        limit = left_out.clamp(max=cutoff)
+        ratio = torch.where(kept, frequencies.square().sum(-1), limit.square()).sqrt() / limit
         weights = weights * taper_window(ratio)
     measure = volume / torch.where(pbc, 1.0, lengths).prod(-1)
     return LatticeFrequencies(
@@ -244,6 +256,16 @@ def lattice_frequencies(
         measure.to(cell.dtype),
         pbc.sum(-1),
     )
+
+
+def _first_left_out(
+    candidates: Float[Tensor, "B K 3"], kept: Bool[Tensor, "B K"], max_frequencies: int | None
+) -> Float[Tensor, "B 1"]:
+    """Length of the shortest kept vector beyond the `max_frequencies` shortest; infinite without any."""
+    if max_frequencies is None or max_frequencies >= candidates.shape[1]:
+        return candidates.new_full((len(candidates), 1), float("inf"))
+    length = torch.where(kept, candidates.square().sum(-1), float("inf")).sqrt()
+    return length.kthvalue(max_frequencies + 1, dim=-1).values.unsqueeze(-1)
 
 
 def _in_order(

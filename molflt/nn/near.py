@@ -181,6 +181,38 @@ class EdgeFeatureNearBias(NearBias):
         return self.linear(graph.features.to(self.linear.weight.dtype))
 
 
+def merge_images(graph: NearGraph, edge_bias: Float[Tensor, "E H"]) -> tuple[NearGraph, Float[Tensor, "P H"]]:
+    """One edge for each pair of atoms, whose weight is the sum over the images that the edges reach.
+
+    Its bias is log sum_e c_e exp(f_e), its cutoff 1 and its distance that of the nearest image. In a cell
+    smaller than the radius this leaves a fraction of the edges for the layers to visit. Edges whose cutoff is
+    0 are left out.
+
+    Args:
+        graph: the edges.
+        edge_bias: f of the edges.
+    """
+    counted = (graph.cutoff > SMALLEST_CUTOFF).nonzero().squeeze(-1)
+    sender, receiver, distances, cutoff = (
+        x.index_select(0, counted) for x in (graph.sender, graph.receiver, graph.distances, graph.cutoff)
+    )
+    log_weight = edge_bias.index_select(0, counted) + cutoff.log().to(edge_bias.dtype).unsqueeze(-1)
+    num_rows = int(torch.maximum(graph.sender.max(), graph.receiver.max())) + 1 if len(counted) else 1
+    pair, index = torch.unique(receiver * num_rows + sender, return_inverse=True)
+    nearest = distances.detach().new_full((len(pair),), float("inf"))
+    merged = NearGraph(
+        sender=pair % num_rows,
+        receiver=pair // num_rows,
+        distances=nearest.scatter_reduce(0, index, distances.detach(), "amin"),
+        cutoff=torch.ones_like(nearest),
+    )
+    column = index.unsqueeze(-1).expand_as(log_weight)
+    largest = log_weight.detach().new_full((len(pair), log_weight.shape[-1]), float("-inf"))
+    largest = largest.scatter_reduce(0, column, log_weight.detach(), "amax")
+    weights = (log_weight - largest.index_select(0, index)).exp()
+    return merged, torch.zeros_like(largest).index_add(0, index, weights).log() + largest
+
+
 def near_sums(
     query: Float[Tensor, "B H N D"],
     key: Float[Tensor, "B H N D"],

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from molflt.nn.far import FarModulation, FarPositions
@@ -28,7 +28,14 @@ from molflt.nn.features import LogFeatures, PlainFeatures
 from molflt.nn.functional import mask_rows
 from molflt.nn.kernel_feature_maps import EluFeatures, ReLUFeatures
 from molflt.nn.multihead import MultiHeadAttention, zero_padding
-from molflt.nn.near import NearBias, NearGraph, dense_near_log_weights, near_sums
+from molflt.nn.near import (
+    NearBias,
+    NearGraph,
+    ScaledSums,
+    dense_near_log_weights,
+    merge_images,
+    near_sums,
+)
 from molflt.nn.operands import Operands
 
 
@@ -42,6 +49,7 @@ class PeriodicGeometry:
         cell: rows are lattice vectors, `[B, 3, 3]`, Å.
         pbc: true along periodic directions, `[B, 3]`.
         near: the periodic radius graph, its edges referring to rows b N + n.
+        atomic_numbers: `[B, N]`, 0 at padding; for layers that tell elements apart.
     """
 
     pos: Float[Tensor, "B N 3"]
@@ -49,16 +57,23 @@ class PeriodicGeometry:
     cell: Float[Tensor, "B 3 3"]
     pbc: Bool[Tensor, "B 3"]
     near: NearGraph
+    atomic_numbers: Int[Tensor, "B N"] | None = None
 
 
-class RangeSeparatedPositions(NamedTuple):
-    """What depends on positions alone: computed once for all layers that share an RPE."""
+class NearPositions(NamedTuple):
+    """The near part's edges, the images of a pair merged into one."""
 
     graph: NearGraph
     edge_bias: Tensor
     """`[E, H]`: f_near of the edges."""
     self_bias: Tensor
     """`[H]`: f_near of an atom with itself."""
+
+
+class RangeSeparatedPositions(NamedTuple):
+    """What depends on positions alone: computed once for all layers that share an RPE."""
+
+    near: NearPositions | None
     far: FarPositions | None
 
 
@@ -66,40 +81,43 @@ class RangeSeparatedRPE(nn.Module):
     """f_near and M, shared between layers by passing one object.
 
     Args:
-        near: f_near.
-        far: M; None leaves the far part out.
+        near: f_near; None leaves the near part out, and what is left is linear attention with the
+            multiplicative coupling on the reciprocal lattice.
+        far: M; None leaves the far part out, and what is left is softmax attention over the near graph.
 
     Raises:
-        ValueError: `near` and `far` differ in their number of heads.
+        ValueError: `near` and `far` differ in their number of heads, or both are None.
     """
 
     position_dim = 3
 
-    def __init__(self, near: NearBias, far: FarModulation | None) -> None:
+    def __init__(self, near: NearBias | None, far: FarModulation | None) -> None:
         super().__init__()
-        if far is not None and far.num_heads != near.num_heads:
-            raise ValueError(
-                f"near and far must have one number of heads, got {near.num_heads} and {far.num_heads}"
-            )
+        num_heads = {part.num_heads for part in (near, far) if part is not None}
+        if not num_heads:
+            raise ValueError("near and far must not both be None")
+        if len(num_heads) > 1:
+            raise ValueError(f"near and far must have one number of heads, got {sorted(num_heads)}")
         self.near = near
         self.far = far
-        self.num_heads = near.num_heads
+        self.num_heads = num_heads.pop()
 
     def reset_parameters(self) -> None:
-        self.near.reset_parameters()
-        if self.far is not None:
-            self.far.reset_parameters()
+        for part in (self.near, self.far):
+            if part is not None:
+                part.reset_parameters()
 
     def forward(self, geometry: PeriodicGeometry) -> RangeSeparatedPositions:
         """Biases of edges, and basis and weights of the far part."""
         with torch.autocast(geometry.pos.device.type, enabled=False):
-            far = None
+            near = far = None
+            if self.near is not None:
+                merged = merge_images(geometry.near, self.near(geometry.near))
+                near = NearPositions(*merged, self.near.self_bias())
             if self.far is not None:
                 pos = centred(geometry.pos, geometry.atom_mask)
                 far = self.far(geometry.cell.to(pos.dtype), geometry.pbc, pos, geometry.atom_mask)
-            return RangeSeparatedPositions(
-                geometry.near, self.near(geometry.near), self.near.self_bias(), far
-            )
+            return RangeSeparatedPositions(near, far)
 
 
 def centred(pos: Float[Tensor, "B N X"], atom_mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B N X"]:
@@ -134,12 +152,18 @@ def range_separated_attention(
     with torch.autocast(query.device.type, enabled=False):
         dtype = torch.promote_types(query.dtype, torch.float32)
         q, k, v = (x.to(dtype) for x in (query, key, value))
-        graph, edge_bias, self_bias, far = positional
-        near = near_sums(q, k, v, graph, edge_bias.to(dtype), self_bias.to(dtype))
-        if far is None:
-            return near.quotient().to(value.dtype)
-        beyond = far_sums(q, k, v, far, atom_mask, feature_map)
-        out = near.quotient() + beyond.quotient() if separate_normalizers else near.add(beyond).quotient()
+        parts: list[ScaledSums] = []
+        if positional.near is not None:
+            graph, edge_bias, self_bias = positional.near
+            parts.append(near_sums(q, k, v, graph, edge_bias.to(dtype), self_bias.to(dtype)))
+        if positional.far is not None:
+            parts.append(far_sums(q, k, v, positional.far, atom_mask, feature_map))
+        if len(parts) == 1:
+            out = parts[0].quotient()
+        elif separate_normalizers:
+            out = parts[0].quotient() + parts[1].quotient()
+        else:
+            out = parts[0].add(parts[1]).quotient()
         return out.to(value.dtype)
 
 
@@ -159,7 +183,9 @@ def dense_range_separated_attention(
     Args:
         modulation: M_per, such as `FarModulation.image_sum`; from `positional` by default.
     """
-    graph, edge_bias, self_bias, far = positional
+    if positional.near is None:
+        raise ValueError("positional must have a near part, got None: the far part's twin is far.dense()")
+    (graph, edge_bias, self_bias), far = positional.near, positional.far
     value = mask_rows(value, atom_mask)
     logits, factors = dense_near_log_weights(query, key, graph, edge_bias, self_bias)
     largest = logits.detach().amax(-1, keepdim=True)

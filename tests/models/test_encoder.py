@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 from molflt.models.encoder import Encoder, EncoderLayer
+from molflt.nn.near import NearGraph
+from molflt.nn.range_separated import PeriodicGeometry
 
 
 class RecordingAttention(nn.Module):
@@ -16,7 +18,7 @@ class RecordingAttention(nn.Module):
         self.mix = nn.Linear(channels, channels).double()
         self.calls = 0
 
-    def encode_positions(self, pos):
+    def encode_positions(self, pos, atom_mask):
         self.calls += 1
         return pos.norm(dim=-1, keepdim=True)
 
@@ -73,6 +75,31 @@ def test_positions_are_encoded_once_for_a_shared_rpe_and_once_a_layer_otherwise(
     encoder, attentions = make_encoder([nn.Identity(), nn.Identity(), nn.Identity()], num_blocks=2)
     encoder(*tokens)
     assert [attention.calls for attention in attentions] == [1, 1, 1]
+
+
+class GeometryAttention(RecordingAttention):
+    needs_geometry = True
+
+    def encode_positions(self, geometry):
+        return super().encode_positions(2.0 * geometry.pos, geometry.atom_mask)
+
+
+def test_layers_that_need_a_geometry_get_it_and_others_the_positions(tokens):
+    x, pos, atom_mask = tokens
+    encoder, _ = make_encoder([None])
+    assert not encoder.needs_geometry
+    geometric = GeometryAttention(5, None)
+    geometric.load_state_dict(encoder.layers[0].attention.state_dict())
+    other = Encoder([EncoderLayer(geometric, 5, 7)], channels=5).double()
+    other.load_state_dict(encoder.state_dict())
+    assert other.needs_geometry
+    with pytest.raises(ValueError, match="GeometryAttention needs a geometry, got None"):
+        other(x, pos, atom_mask)
+    none = torch.empty(0, dtype=torch.int64)
+    cell, pbc = torch.zeros(2, 3, 3).double(), torch.zeros(2, 3, dtype=torch.bool)
+    near = NearGraph(none, none, torch.empty(0), torch.empty(0))
+    geometry = PeriodicGeometry(pos, atom_mask, cell, pbc, near)
+    torch.testing.assert_close(other(x, None, atom_mask, geometry), encoder(x, 2.0 * pos, atom_mask))
 
 
 def test_dropout_acts_in_training_only(tokens):

@@ -167,3 +167,22 @@ def test_bad_arguments_are_named() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             FarModulation(**{"num_heads": H, "cutoff": 0.2, **options})  # type: ignore[arg-type]
+
+
+def test_a_cap_bounds_the_frequencies_and_keeps_the_modulation_positive() -> None:
+    far = make_far(cutoff=0.5, width_range=(1.0, 2.0), max_frequencies=23)
+    pos = torch.rand(1, 61, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64) @ (3 * SKEWED)
+    lattice = far.frequencies(3 * SKEWED[None], torch.tensor([PERIODICITIES[0]]), pos)
+    assert 13 < int((lattice.quadrature_weights > 0).sum()) <= 23
+    assert dense(far, 3 * SKEWED, PERIODICITIES[0], pos).min() >= 0
+    free = make_far(cutoff=0.5, width_range=(1.0, 2.0))
+    smoothed, sharp = (dense(f, 3 * SKEWED, PERIODICITIES[0], pos) for f in (far, free))
+    # Smoothing lowers the peak and keeps the mean.
+    assert smoothed.diagonal(dim1=-2, dim2=-1).max() < 0.6 * sharp.diagonal(dim1=-2, dim2=-1).min()
+    far = make_far(cutoff=0.5, width_range=(1.0, 2.0), max_frequencies=10_000)
+    torch.testing.assert_close(dense(far, 3 * SKEWED, PERIODICITIES[0], pos), sharp, rtol=0, atol=0)
+
+
+def test_a_cap_without_taper_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_frequencies needs taper=True"):
+        FarModulation(H, 0.2, taper=False, max_frequencies=7)

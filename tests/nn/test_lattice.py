@@ -2,6 +2,7 @@
 
 import math
 from itertools import permutations
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ def lattice(
     name: str = "TTT",
     pos: torch.Tensor | None = None,
     cutoff: float = 1.1,
-    **options: bool,
+    **options: Any,
 ) -> LatticeFrequencies:
     """One structure; a cutoff at which widths from 1.2 Å have fallen to 1e-15, room for 7 widths of 1.6 Å."""
     return lattice_frequencies(cell[None], flags(name)[None], cutoff, pos, open_padding=11.5, **options)
@@ -345,3 +346,40 @@ def test_bad_arguments_are_named() -> None:
         lattice(100 * SKEWED, cutoff=1.0)
     with pytest.raises(ValueError, match="not declared even"):
         lattice_rpe(GaussianMixtureSpectrum(H, 3).double(), lattice(SKEWED, cutoff=0.3))
+
+
+def test_a_cap_keeps_the_shortest_vectors_in_whole_shells() -> None:
+    cube = 6.0 * torch.eye(3, dtype=torch.float64)
+    # Half-shells of a simple cubic lattice: 3 of |n|^2 = 1, 6 of 2, 4 of 3, 3 of 4.
+    for cap, expected in ((2, 0), (3, 3), (8, 3), (9, 9), (12, 9), (13, 13), (15, 13), (16, 16)):
+        kept = lattice(cube, cutoff=0.5, max_frequencies=cap)
+        assert int((kept.quadrature_weights > 0).sum()) == expected
+        assert kept.frequencies.norm(dim=-1).max() < math.sqrt(4.5) / 6
+    free, capped = lattice(cube, cutoff=0.5), lattice(cube, cutoff=0.5, max_frequencies=1000)
+    torch.testing.assert_close(capped.quadrature_weights, free.quadrature_weights, rtol=0, atol=0)
+
+
+def test_the_taper_of_a_capped_lattice_ends_at_the_first_shell_left_out() -> None:
+    cube = 6.0 * torch.eye(3, dtype=torch.float64)
+    kept = lattice(cube, cutoff=0.5, max_frequencies=9, taper=True)
+    ratio = kept.frequencies[0, 0].norm(dim=-1) / (math.sqrt(3) / 6)
+    expected = 2 / 6.0**3 * taper_window(ratio)
+    torch.testing.assert_close(kept.quadrature_weights[0, 0], expected, rtol=1e-12, atol=0)
+
+
+def test_a_strain_that_changes_the_capped_selection_makes_no_jump() -> None:
+    """Of two vectors that swap places at the cap, the one on its way out has no weight left."""
+
+    def bias_at(strain: float) -> torch.Tensor:
+        cell = torch.diag(torch.tensor([6.0 * (1 + strain), 6.0 * (1 - strain), 5.0], dtype=torch.float64))
+        kept = lattice(cell, cutoff=0.5, max_frequencies=1, taper=True)
+        return lattice_rpe(make_spectrum(), kept).dense_bias(make_pos())
+
+    jump = (bias_at(1e-7) - bias_at(-1e-7)).abs().max()
+    assert jump < 1e-7
+    assert (bias_at(0.2) - bias_at(-0.2)).abs().max() > 1e-3
+
+
+def test_a_cap_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_frequencies must be at least 1, got 0"):
+        lattice(CUBIC, max_frequencies=0)

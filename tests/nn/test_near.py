@@ -13,6 +13,7 @@ from molflt.nn.near import (
     RadialNearBias,
     ScaledSums,
     dense_near_log_weights,
+    merge_images,
     near_sums,
 )
 
@@ -215,3 +216,30 @@ def test_bad_sizes_are_named() -> None:
         RadialNearBias(H, radius=0.0)
     with pytest.raises(ValueError, match="num_basis at least 2"):
         RadialNearBias(H, radius=5.0, num_basis=1)
+
+
+def test_merged_images_give_the_same_sums_and_gradients() -> None:
+    inputs = make_inputs()
+    graph = make_graph()
+    cutoff = graph.cutoff.detach().clone()
+    cutoff[:3] = 0.0
+    graph = NearGraph(SENDER, RECEIVER, graph.distances, cutoff.requires_grad_())
+    merged, bias = merge_images(graph, inputs[3])
+    assert len(merged.sender) < int((cutoff > 0).sum())
+    assert len({*zip(merged.sender.tolist(), merged.receiver.tolist(), strict=True)}) == len(merged.sender)
+    ours = near_sums(*inputs[:3], merged, bias, inputs[4]).quotient()
+    theirs = near_sums(*inputs[:3], graph, *inputs[3:]).quotient()
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    leaves = [*inputs, cutoff]
+    for one, other in zip(
+        torch.autograd.grad(ours.square().sum(), leaves),
+        torch.autograd.grad(theirs.square().sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+
+
+def test_a_graph_without_edges_merges_to_one_without_edges() -> None:
+    none = torch.empty(0, dtype=torch.int64)
+    merged, bias = merge_images(NearGraph(none, none, none.float(), none.float()), torch.empty(0, 3))
+    assert len(merged.sender) == len(bias) == 0

@@ -186,12 +186,14 @@ def test_near_and_far_weights_are_on_one_scale(shape_parameter: bool) -> None:
     far = positional.far
     assert far is not None
     weights = (phi(query) @ phi(key).mT) * far.dense()
-    graph = positional.graph
+    graph, edge_bias = batch.near, layer.rpe.near(batch.near)
+    assert positional.near is not None
+    assert len(positional.near.graph.sender) < len(graph.sender)
     for e in range(len(graph.sender)):
         i, j = int(graph.receiver[e]), int(graph.sender[e])
-        logit = (query[0, :, i] * key[0, :, j]).sum(-1) / math.sqrt(D) + positional.edge_bias[e]
+        logit = (query[0, :, i] * key[0, :, j]).sum(-1) / math.sqrt(D) + edge_bias[e]
         weights[0, :, i, j] = weights[0, :, i, j] + graph.cutoff[e] * logit.exp()
-    own = ((query * key).sum(-1) / math.sqrt(D) + positional.self_bias[:, None]).exp()
+    own = ((query * key).sum(-1) / math.sqrt(D) + layer.rpe.near.self_bias()[:, None]).exp()
     weights = weights + torch.diag_embed(own)
     expected = weights @ value / weights.sum(-1, keepdim=True)
     out = range_separated_attention(query, key, value, positional, feature_map=feature_map)
@@ -205,9 +207,9 @@ def test_without_the_far_part_it_is_softmax_over_the_near_graph_and_the_atom_its
     query, key, value = make_heads()
     positional = layer.encode_positions(batch)
     bias = torch.full((2, H, N, N), float("-inf"), dtype=torch.float64)
-    bias[:, :, torch.arange(N), torch.arange(N)] = positional.self_bias[:, None].detach()
+    bias[:, :, torch.arange(N), torch.arange(N)] = layer.rpe.near.self_bias()[:, None].detach()
     graph = batch.near
-    log_weights = positional.edge_bias + graph.cutoff.log().unsqueeze(-1)
+    log_weights = layer.rpe.near(graph) + graph.cutoff.log().unsqueeze(-1)
     bias[graph.receiver // N, :, graph.receiver % N, graph.sender % N] = log_weights.detach()
     assert 0 < len(graph.sender) < N * (N - 1) + 5 * 4
     out = range_separated_attention(
