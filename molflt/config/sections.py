@@ -71,6 +71,9 @@ class AttentionConfig:
     widths from 0.5 to 1 times its inverse."""
     far_basis: int = 4
     """Gaussians per head of the far part's M, for `range_separated` and the multiplicative `lattice`."""
+    far_peak: float = 0.1
+    """M(0) at the start. All atoms within the widths share in the far weights: 0.1 suits solids; few atoms
+    far apart want more, such as 1."""
     max_frequencies: int | None = None
     """Most reciprocal lattice vectors per structure: makes the cost linear when one cell grows, by smoothing
     M more in cells with more; null keeps all, so that a supercell equals its cell."""
