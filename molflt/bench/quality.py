@@ -18,11 +18,11 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import yaml
@@ -114,7 +114,11 @@ class QualityBench:
             if any(row.run == (dataset, variant, seed) and row.settings == settings for row in rows):
                 continue
             found = run_one(config, dataset, variant, train, self.folder)
-            kept = [row for row in rows if row.run != (dataset, variant, seed)]
+            # Runs of other settings would be averaged with these.
+            stale = {
+                row.run for row in rows if row.run[:2] == (dataset, variant) and row.settings != settings
+            }
+            kept = [row for row in rows if row.run not in stale]
             write_rows(self.folder / RUNS, sorted([*kept, *found], key=_order(plan)))
             scores = ", ".join(f"{row.split} {row.energy_mae:.4f} eV" for row in found)
             seconds = found[0].cpu_seconds
@@ -166,11 +170,23 @@ def last_row(path: Path) -> dict[str, str]:
 
 
 def fingerprint(config: Config) -> str:
-    """Hash of all settings but the seed and the run folder."""
-    values = config_to_dict(config)
-    values.pop("seed")
-    values["training"].pop("output")
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+    """Hash of the settings that are not as `Config()` has them, seed and run folder left out.
+
+    So a setting that a later version adds does not make the runs of an earlier one other runs.
+    """
+    values, defaults = (dict(_leaves(config_to_dict(each))) for each in (config, Config()))
+    changed = {key: value for key, value in values.items() if value != defaults[key]}
+    for key in ("seed", "training.output"):
+        changed.pop(key, None)
+    return hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def _keep_config(config: Config, path: Path) -> None:

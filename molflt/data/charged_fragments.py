@@ -1,6 +1,6 @@
 """Builds `datasets/charged_fragments`: fragments that no radius graph connects, with their Coulomb energy.
 
-Every system has the same fragments: two Na+ and two Cl- ions and a dipole LiF, the element standing for the
+Every system has the same fragments: two Na+ and two Cl- ions and a dipole NaCl, the element standing for the
 charge. Atoms of different fragments are 7 Å apart or further, so with a radius below that all systems have
 the same near graph, and what differs, the arrangement, is the label:
 
@@ -29,11 +29,11 @@ from molflt.data.charged_fragments_labels import (
 )
 from molflt.data.lmdb import write_lmdb
 
-CHARGES = {"Na": 1.0, "Cl": -1.0, "Li": 1.0, "F": -1.0}
+CHARGES = {"Na": 1.0, "Cl": -1.0}
 """In units of e."""
-FRAGMENTS = (("Na",), ("Na",), ("Cl",), ("Cl",), ("Li", "F"))
-BOND = 1.56
-"""Å, between Li and F (that of the free molecule)."""
+FRAGMENTS = (("Na",), ("Na",), ("Cl",), ("Cl",), ("Na", "Cl"))
+BOND = 2.36
+"""Å, between Na and Cl (that of the free molecule)."""
 SEPARATION = 7.0
 """Å, least distance between atoms of different fragments, images included."""
 DIAMETER = 20.0

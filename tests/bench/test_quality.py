@@ -82,16 +82,19 @@ def test_each_run_is_done_once_and_kept(plan, tmp_path):
 
 def test_a_run_of_other_settings_is_done_again_and_replaced(plan, tmp_path):
     bench = QualityBench("tiny", seeds=(1,), variants=("performer",), output=tmp_path / "results")
-    bench.run(FakeTraining())
-    before = bench.rows()
+    QualityBench("tiny", seeds=(1, 5), output=tmp_path / "results").run(FakeTraining())
+    before = [row for row in bench.rows() if row.variant == "performer"]
     config = load_config(plan.configs["open"])
     config.optim.lr = 0.007
     save_config(config, plan.configs["open"])
     training = FakeTraining()
     bench.run(training)
     assert len(training.configs) == 1
-    (after,) = bench.rows()
+    # Seed 5 of the old settings would be averaged with it, so it is gone; the other variant's stays.
+    after, *others = bench.rows()
+    assert (after.variant, after.seed) == ("performer", 1)
     assert after.settings != before[0].settings
+    assert [row.variant for row in others] == ["near_only", "near_only"]
 
 
 def test_spread_of_the_labels_is_that_of_the_split_and_the_guess_that_of_training(plan, tmp_path):

@@ -23,7 +23,7 @@ from molflt.data.transforms import RadiusGraph
 
 SHIPPED = Path(__file__).parents[2] / "datasets" / "charged_fragments"
 FRAGMENT = np.array([0, 1, 2, 3, 4, 4])
-CHARGE_OF_ELEMENT = {11: 1.0, 17: -1.0, 3: 1.0, 9: -1.0}
+CHARGE_OF_ELEMENT = {11: 1.0, 17: -1.0}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_all_shipped_systems_have_the_same_near_graph_and_different_energies(nam
     assert energies.std() > 0.5
     graph = RadiusGraph(SEPARATION - 0.01)
     for sample in samples:
-        assert sample.atomic_numbers.tolist() == [11, 11, 17, 17, 3, 9]
+        assert sample.atomic_numbers.tolist() == [11, 11, 17, 17, 11, 17]
         edges = graph(sample)
         assert edges.edge_index.tolist() in ([[4, 5], [5, 4]], [[5, 4], [4, 5]])
         np.testing.assert_allclose(edges.distances, BOND, atol=2e-4)
@@ -93,14 +93,14 @@ def test_the_label_of_a_stored_open_system_is_the_coulomb_energy_between_its_fra
 
 
 def test_a_sheet_of_a_large_cell_has_nearly_the_open_energy():
-    """A neutral group of charges meets its images as a dipole, which falls with the cell."""
-    system = arrange_open(np.random.default_rng(4))
+    """A neutral group of charges meets its images as a dipole, which falls with the cell cubed."""
+    system = arrange_open(np.random.default_rng(5))
 
     def difference(length: float) -> float:
         sheet = system._replace(cell=np.diag([length, length, 30.0]))
         return abs(sheet.energy() - system.energy())
 
-    assert difference(160.0) < 0.05
+    assert difference(160.0) < 1e-3
     assert difference(160.0) < 0.2 * difference(80.0)
 
 
@@ -112,7 +112,7 @@ def test_sheets_repeat_in_two_directions(built):
 
 def test_an_isolated_fragment_has_no_energy():
     pos = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, BOND]])
-    assert ChargedSystem(("Li", "F"), pos, np.array([0, 0]), None).energy() == 0.0
+    assert ChargedSystem(("Na", "Cl"), pos, np.array([0, 0]), None).energy() == 0.0
 
 
 def test_the_summary_has_the_spread_that_a_model_without_the_far_part_is_left_with():
