@@ -195,7 +195,8 @@ def _far_modulation(config: ModelConfig) -> FarModulation:
         config.num_heads,
         attention.far_cutoff,
         attention.far_basis,
-        peak=attention.far_peak,
+        attention.far_widths,
+        attention.far_peak,
         max_frequencies=attention.max_frequencies,
     )
 

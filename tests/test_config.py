@@ -166,6 +166,7 @@ INVALID = {
     "model.attention.far_cutoff": 0.0,
     "model.attention.far_basis": 0,
     "model.attention.far_peak": 0.0,
+    "model.attention.far_widths": [3.0, 3.0],
     "model.attention.max_frequencies": 0,
     "optim.lr": 0.0,
     "optim.betas": [0.9, 1.0],
