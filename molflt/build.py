@@ -261,6 +261,8 @@ def _far_modulation(config: ModelConfig) -> FarModulation:
         config.num_heads,
         attention.far_cutoff,
         attention.far_basis,
+        attention.far_widths,
+        attention.far_peak,
         max_frequencies=attention.max_frequencies,
     )
 

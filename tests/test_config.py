@@ -166,6 +166,8 @@ INVALID = {
     "model.attention.quadrature_extent": 0.0,
     "model.attention.far_cutoff": 0.0,
     "model.attention.far_basis": 0,
+    "model.attention.far_peak": 0.0,
+    "model.attention.far_widths": [3.0, 3.0],
     "model.attention.max_frequencies": 0,
     "model.attention.element_rank": -1,
     "model.geometry": "all_pairs",

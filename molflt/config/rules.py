@@ -103,6 +103,9 @@ def _attention_rules(attention: AttentionConfig) -> Iterator[Rule]:
     yield f"{prefix}.use_rpe", attention.use_rpe or kind == "softmax", f"true with kind {kind}"
     yield f"{prefix}.quadrature_extent", 0 < attention.quadrature_extent < math.inf, "above 0 Å and finite"
     yield f"{prefix}.far_cutoff", 0 < attention.far_cutoff < math.inf, "above 0 cycles/Å and finite"
+    yield f"{prefix}.far_peak", 0 < attention.far_peak < math.inf, "above 0 and finite"
+    smallest, largest = attention.far_widths or (1.0, 2.0)
+    yield f"{prefix}.far_widths", 0 < smallest < largest < math.inf, "null or two rising lengths above 0 Å"
     yield f"{prefix}.max_frequencies", cap is None or cap >= 1, "null or at least 1"
     yield (
         f"{prefix}.num_frequencies",

@@ -92,10 +92,14 @@ class AttentionConfig:
     quadrature_extent: float = 10.0
     """Largest distance, Å, at which the `spherical` rule is accurate for all of `basis_width_range`."""
     far_cutoff: float = 0.16
-    """Longest reciprocal lattice vector in cycles/Å, of the `lattice` sampler and of `range_separated`; M has
-    widths from 0.5 to 1 times its inverse."""
+    """Longest reciprocal lattice vector in cycles/Å, of the `lattice` sampler and of `range_separated`."""
     far_basis: int = 4
     """Gaussians per head of the far part's M, for `range_separated` and the multiplicative `lattice`."""
+    far_peak: float = 0.1
+    """M(0) at the start. All atoms within the widths share in the far weights: 0.1 suits solids; few atoms
+    far apart want more, such as 1."""
+    far_widths: tuple[float, float] | None = None
+    """Smallest and largest width of M's Gaussians, Å; null takes 0.5 and 1 times 1 / `far_cutoff`."""
     max_frequencies: int | None = None
     """Most reciprocal lattice vectors per structure: makes the cost linear when one cell grows, by smoothing
     M more in cells with more; null keeps all, so that a supercell equals its cell."""

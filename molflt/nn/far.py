@@ -34,7 +34,8 @@ class PositiveGaussianSpectrum(Spectrum):
 
     g(xi) = sum_t m_t (sqrt(2 pi) s_t)^X exp(-2 pi^2 s_t^2 |xi|^2),     f(x) = sum_t m_t exp(-|x|^2 / 2 s_t^2)
 
-    Amplitudes start equal, and widths evenly spaced (in log) inside the bounds.
+    Amplitudes start equal, and widths evenly spaced (in log) inside the bounds, those of all heads together:
+    with T = 1 each head begins with a width of its own.
 
     Args:
         num_heads: H.
@@ -68,9 +69,10 @@ class PositiveGaussianSpectrum(Spectrum):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Initial amplitudes and widths."""
-        num_basis = self.raw_amplitude.shape[-1]
+        num_heads, num_basis = self.raw_amplitude.shape
         self.raw_amplitude.fill_(math.log(self.peak / num_basis))
-        self.raw_widths.copy_((torch.arange(num_basis) + 0.5).div(num_basis).logit())
+        within = (torch.arange(num_heads).unsqueeze(-1) + 0.5) / num_heads
+        self.raw_widths.copy_(((torch.arange(num_basis) + within) / num_basis).logit())
 
     @property
     def amplitude(self) -> Float[Tensor, "H T"]:

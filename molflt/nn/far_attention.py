@@ -35,6 +35,8 @@ from molflt.nn.operands import Operands
 
 BLOCK_ELEMENTS = 2**22
 """Numbers phi(k) [v, 1] that are formed at a time, 16 MiB of float32."""
+MAX_PAIR_ATOMS = 256
+"""Padded graphs of more atoms never form their N x N weights."""
 
 
 def far_features(
@@ -83,11 +85,16 @@ def far_sums(
 
     The moments sum_j column_jk phi(k_j) [v_j, 1] are one product with the trigonometric columns, which all
     heads share, and so is what they give back at the atoms. phi(k) [v, 1], of N M (D + 1) numbers a head, is
-    formed for some heads at a time; where that is not for all at once, again in the backward pass.
+    formed for some heads at a time; where that is not for all at once, again in the backward pass. In small
+    graphs the same sums are taken pair by pair, which is then the shorter way.
     """
     query_features, key_features, log_scale = far_features(feature_map, query, key, atom_mask)
     columns, weights = (part.to(value.dtype) for part in far.columns())
     ones = append_ones(value)
+    if pairs_are_cheaper(value.shape[-2], query_features.shape[-1], columns.shape[-1], ones.shape[-1]):
+        pairs = far.dense().to(value.dtype) * (query_features @ key_features.transpose(-1, -2))
+        total = pairs @ ones
+        return ScaledSums(total[..., :-1], total[..., -1:], log_scale)
     per_head = query_features.numel() // max(1, query_features.shape[1]) * ones.shape[-1]
     size = min(max(1, BLOCK_ELEMENTS // max(1, per_head)), query_features.shape[1])
     split = [x.split(size, dim=1) for x in (query_features, key_features, ones, weights)]
@@ -97,6 +104,15 @@ def far_sums(
     ]
     total = torch.cat(blocks, dim=1)
     return ScaledSums(total[..., :-1], total[..., -1:], log_scale)
+
+
+def pairs_are_cheaper(num_atoms: int, num_features: int, num_columns: int, width: int) -> bool:
+    """Whether N^2 (M + K + D) operations beat the 2 N M K D of the linear order, in graphs of few atoms.
+
+    K grows with the cell as N does, so without a limit on N the pairs would win in every large cell too.
+    """
+    pairs = num_atoms * (num_features + num_columns + width)
+    return num_atoms <= MAX_PAIR_ATOMS and pairs < 2 * num_features * num_columns * width
 
 
 def _head_sums(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, columns: Tensor) -> Tensor:

@@ -146,6 +146,12 @@ def test_widths_stay_within_bounds_and_amplitudes_positive() -> None:
     torch.testing.assert_close(spectrum.closed_form(torch.zeros(1, 3)), torch.full((1, H), 0.7))
 
 
+def test_widths_of_all_heads_begin_spread_between_the_bounds() -> None:
+    """Together they are evenly spaced in log; so no two heads begin alike."""
+    widths = PositiveGaussianSpectrum(3, 3, 5, (2.0, 32.0)).widths.T.flatten()
+    torch.testing.assert_close(widths, 2 * 16 ** ((torch.arange(15) + 0.5) / 15), rtol=1e-5, atol=0.0)
+
+
 def test_gradients_reach_every_parameter_at_the_start() -> None:
     torch.manual_seed(0)
     far = FarModulation(H, 0.2)

@@ -50,6 +50,7 @@ def test_sums_in_blocks_of_heads_are_those_over_explicit_weights(
 ) -> None:
     """M summed cosine by cosine, elu(q) + 1 by hand; gradients of all that enters."""
     monkeypatch.setattr(far_attention, "BLOCK_ELEMENTS", block_elements)
+    monkeypatch.setattr(far_attention, "MAX_PAIR_ATOMS", 0)
     generator = torch.Generator().manual_seed(0)
     shapes = [(B, H, N, D)] * 3 + [(B, 1, N, R), (B, H, R), (B, H, 1)]
     leaves = [
@@ -77,3 +78,33 @@ def test_sums_in_blocks_of_heads_are_those_over_explicit_weights(
         )
         for gradient, expected in zip(one, other, strict=True):
             torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-9)
+
+
+def test_sums_pair_by_pair_are_those_along_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and gradients, to rounding, with padded atoms among them."""
+    torch.manual_seed(1)
+    feature_map = PositiveRandomFeatures(13)
+    feature_map.build(H, D)
+    feature_map.double()
+    mask = torch.arange(N) < torch.tensor([[N], [4]])
+    shapes = [(B, H, N, D)] * 3 + [(B, 1, N, R), (B, H, R)]
+    leaves = [torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+    def sums(limit: int) -> list[torch.Tensor]:
+        monkeypatch.setattr(far_attention, "MAX_PAIR_ATOMS", limit)
+        query, key, value, theta, weights = leaves
+        basis = torch.cat((theta.cos(), theta.sin()), dim=-1)
+        far = FarPositions(basis, weights.exp(), weights.exp().sum(-1, keepdim=True))
+        found = far_sums(query, key, value * mask[:, None, :, None], far, mask, feature_map)
+        return [*found, *torch.autograd.grad(found.numerator.sum() + found.normalizer.log().sum(), leaves)]
+
+    for ours, theirs in zip(sums(N), sums(N - 1), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_pairs_are_chosen_in_small_graphs_alone() -> None:
+    """20 atoms of a slab go pair by pair; 300 do not, however many columns their cell has."""
+    assert far_attention.pairs_are_cheaper(20, num_features=16, num_columns=19, width=9)
+    assert not far_attention.pairs_are_cheaper(300, num_features=16, num_columns=10_000, width=9)
+    # 200^2 (1 + 3 + 2) against 2 * 200 * 1 * 3 * 2
+    assert not far_attention.pairs_are_cheaper(200, num_features=1, num_columns=3, width=2)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import molflt.nn.far_attention as far_attention
 from molflt.data.graphs import edge_displacement, radius_graph
 from molflt.nn.far import FarModulation
 from molflt.nn.feature_maps import (
@@ -39,6 +40,12 @@ MAPS: list[Callable[[], FeatureMap]] = [
     lambda: ReLUFeatures(11),
     EluFeatures,
 ]
+
+
+@pytest.fixture(autouse=True, params=[0, far_attention.MAX_PAIR_ATOMS], ids=["linear", "pairs"])
+def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both orders of the far sums: along columns, and pair by pair."""
+    monkeypatch.setattr(far_attention, "MAX_PAIR_ATOMS", request.param)
 
 
 class Structure:
