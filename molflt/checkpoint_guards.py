@@ -29,6 +29,8 @@ MAX_TEXT = 100_000
 """Characters of a text in the description."""
 SPARE_NUMBERS = 2**22
 """Numbers beyond those stored that the building of a network may work with."""
+SPARE_TENSORS = 64
+"""Parameters beyond twice those stored that may be made on the way and left out of the network."""
 WORK_PER_NUMBER = 16
 """Numbers that the building of a network may work with for each that is stored."""
 
@@ -129,7 +131,8 @@ def stored_numbers(tensors: Iterable[Tensor]) -> int:
 def limited_building(num_tensors: int, num_numbers: int) -> Iterator[None]:
     """Within the block, building modules that outgrow so many tensors and numbers raises `InputError`.
 
-    Refused are more parameters than `num_tensors`, which ends a stack without end, and any sequence of
+    Refused are more parameters than twice `num_tensors` (and `SPARE_TENSORS`), which ends a stack without end,
+    and any sequence of
     operations that asks for more numbers in all than `WORK_PER_NUMBER` times `num_numbers` (and
     `SPARE_NUMBERS`), before a tensor is allocated that would exceed it.
     """
@@ -138,7 +141,7 @@ def limited_building(num_tensors: int, num_numbers: int) -> Iterator[None]:
     def count(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
         nonlocal registered
         registered += 1
-        if registered > num_tensors:
+        if registered > 2 * num_tensors + SPARE_TENSORS:
             raise InputError(f"its configuration needs more than the {num_tensors} tensors that it holds")
 
     handle = register_module_parameter_registration_hook(count)
