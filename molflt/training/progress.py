@@ -55,20 +55,23 @@ class TrainingProgress(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         now = time.perf_counter()
-        self._systems += batch.num_graphs
+        # As many in each process, about.
+        self._systems += batch.num_graphs * trainer.world_size
         self._seconds += now - self._batch_start
         if self.live and now - self._shown > REFRESH_SECONDS:
+            assert isinstance(pl_module, RelaxedEnergyTraining)
             self._shown = now
-            self._refresh(trainer, pl_module)
+            self._refresh(trainer, pl_module, pl_module.train_mae_so_far)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, RelaxedEnergyTraining)
+        # Over all processes, which are all here.
+        train_mae = float(pl_module.train_mae.compute())
         if self.live:
-            self._refresh(trainer, pl_module)
+            self._refresh(trainer, pl_module, train_mae)
         elif pl_module.validated and trainer.is_global_zero:
-            self.console.print(
-                self.describe(trainer, pl_module), highlight=False, markup=False, soft_wrap=True
-            )
+            line = self.describe(trainer, pl_module, train_mae)
+            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._bar.stop()
@@ -76,9 +79,9 @@ class TrainingProgress(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._bar.stop()
 
-    def describe(self, trainer: Trainer, module: RelaxedEnergyTraining) -> str:
-        """The state of the run in one line of text."""
-        maes = [f"train {module.train_mae_so_far:.3f}"]
+    def describe(self, trainer: Trainer, module: RelaxedEnergyTraining, train_mae: float) -> str:
+        """The state of the run in one line of text; `train_mae` is the epoch's so far, eV."""
+        maes = [f"train {train_mae:.3f}"]
         for split in module.config.data.val_splits:
             if f"{split}/energy_mae" in module.val_metrics:
                 maes.append(f"{split} {module.val_metrics[f'{split}/energy_mae']:.3f}")
@@ -88,8 +91,6 @@ class TrainingProgress(Callback):
             f"{speed:.0f} systems/s"
         )
 
-    def _refresh(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, RelaxedEnergyTraining)
-        self._bar.update(
-            self._task, completed=trainer.global_step, description=self.describe(trainer, pl_module)
-        )
+    def _refresh(self, trainer: Trainer, module: RelaxedEnergyTraining, train_mae: float) -> None:
+        description = self.describe(trainer, module, train_mae)
+        self._bar.update(self._task, completed=trainer.global_step, description=description)

@@ -55,6 +55,8 @@ class ResumePoint:
     """Configuration of the run."""
     data: dict[str, str]
     """Fingerprint of each split."""
+    processes: int
+    """That shared the work."""
     note: str = ""
     """What is to be said about it: a damaged newer file."""
 
@@ -107,6 +109,7 @@ class ResumeWriter(Checkpoint):
             "epoch": epoch,
             "batch": batch,
             "step": trainer.global_step,
+            "processes": trainer.world_size,
             "training": pl_module.training_state(),
         }
 
@@ -194,6 +197,7 @@ def _read(path: Path) -> ResumePoint:
         step=section["step"],
         config=config_from_dict(section["config"], source=f"{path} (its configuration)"),
         data=dict(section["data"]),
+        processes=section["processes"],
     )
 
 
@@ -207,8 +211,13 @@ def leave_only(point: ResumePoint) -> None:
         (folder / RESUME_NEWEST).unlink(missing_ok=True)
 
 
-def check_continues(point: ResumePoint, config: Config, data: Mapping[str, str]) -> None:
+def check_continues(point: ResumePoint, config: Config, data: Mapping[str, str], processes: int) -> None:
     """Raise `InputError` naming each setting and split with which the run would not go on as it began."""
+    if processes != point.processes:
+        raise InputError(
+            f"cannot continue {config.training.output} with {processes} processes: it was begun with "
+            f"{point.processes}, a batch each; start as many"
+        )
     old, new = _flat(config_to_dict(point.config)), _flat(config_to_dict(config))
     changed = [
         f"{key} was {old[key]!r} and is {new[key]!r}"

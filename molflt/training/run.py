@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sys
 from collections.abc import Iterable, Sequence
@@ -41,6 +42,7 @@ from molflt.training.trainer import (
     check_loggers,
     checkpoint_callbacks,
     is_first_process,
+    launched,
     make_loggers,
     make_trainer,
     quiet_libraries,
@@ -91,7 +93,7 @@ def train(
     data = data_fingerprints(config.data)
     point = find_resume_point(output) if resume else None
     if point is not None:
-        check_continues(point, config, data)
+        check_continues(point, config, data, math.prod(launched(config)))
     with isolate_rng(), quiet_libraries():
         seed_everything(config.seed, workers=True, verbose=False)
         module, train_set, val_sets = prepare_training(config)

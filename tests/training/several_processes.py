@@ -64,19 +64,20 @@ def main(path, folder):
 
     train(config("repeated", "--data.train_split", "val_b", "--data.val_splits", "[val_a]"), progress=False)
     train(config("budget", "--data.max_atoms", "37"), progress=False)
-    train(config("fsdp", "--training.strategy", "fsdp"), progress=False)
 
     def stopping(self, batch, batch_idx):
         if self.global_step == 5:
             raise Stopped
         return start(self, batch, batch_idx)
 
-    RelaxedEnergyTraining.on_train_batch_start = stopping
-    try:
-        train(config("resumed"), progress=False)
-    except Stopped:
-        RelaxedEnergyTraining.on_train_batch_start = start
-        train(config("resumed"), progress=False, resume=True)
+    for name in ("ddp", "fsdp"):
+        resumed = config(f"resumed-{name}", "--training.strategy", name)
+        RelaxedEnergyTraining.on_train_batch_start = stopping
+        try:
+            train(resumed, progress=False)
+        except Stopped:
+            RelaxedEnergyTraining.on_train_batch_start = start
+            train(resumed, progress=False, resume=True)
 
     step_result = module.step_result
 

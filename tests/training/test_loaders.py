@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from torch_geometric.data import Batch
 
 from molflt.data.datasets import OC20IS2RE
 from molflt.data.graphs import minimum_image
@@ -178,3 +179,16 @@ def test_samples_without_relaxed_positions_can_not_be_interpolated(tiny_config, 
     with pytest.raises(InputError, match=r"'train' has no pos_relaxed.*set data\.interpolate_fraction to 0"):
         build_loader(samples, config, training=True)
     assert len(build_loader(samples, config, training=False)) == 2
+
+
+def test_batches_carry_their_fields_and_nothing_to_take_them_apart(tiny_config, tmp_path):
+    """The same tensors as PyG's own batch has, without slices, from a worker too."""
+    config = tiny_config(tmp_path, **{"data.num_workers": 1})
+    samples = prepared_samples(config, "train")
+    batch = next(iter(build_loader(samples, config, training=False)))
+    wanted = Batch.from_data_list([samples[index] for index in range(4)])
+    assert batch.num_graphs == 4
+    assert set(batch.keys()) == set(wanted.keys())
+    for name in wanted.keys():  # noqa: SIM118 (iterating a batch gives pairs)
+        assert torch.equal(batch[name], wanted[name]), name
+    assert batch._slice_dict == batch._inc_dict == {}

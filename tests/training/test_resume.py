@@ -208,3 +208,13 @@ def test_a_state_to_continue_from_does_not_predict(tiny_config, tmp_path, monkey
     train_until(tiny_config(tmp_path / "run", **SETTINGS), 3, monkeypatch)
     with pytest.raises(InputError, match="is no molflt checkpoint"):
         load_checkpoint(tmp_path / "run" / "checkpoints" / "resume.ckpt")
+
+
+def test_augmentation_and_workers_go_on_where_they_were(tiny_config, tmp_path, monkeypatch):
+    """Stopped within an epoch and continued with a worker process, as a whole run without any."""
+    settings = SETTINGS | {"training.epochs": 3, "data.interpolate_fraction": 0.5, "data.max_atoms": 31}
+    whole = train(tiny_config(tmp_path / "whole", **settings), progress=False).output
+    train_until(tiny_config(tmp_path / "run", **settings), 8, monkeypatch)
+    config = tiny_config(tmp_path / "run", **settings, **{"data.num_workers": 1})
+    train(config, resume=True, progress=False)
+    assert_same_run(tmp_path / "run", whole)

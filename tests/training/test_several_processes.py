@@ -11,6 +11,7 @@ import torch
 
 from molflt.checkpoint import load_checkpoint
 from molflt.config import save_config
+from molflt.errors import InputError
 from molflt.training import train
 
 SCRIPT = Path(__file__).with_name("several_processes.py")
@@ -90,18 +91,25 @@ def test_batches_of_unequal_sizes_do_not_hang(folder):
 
 
 def test_sharded_training_has_the_curve_of_one_process(folder):
-    """FSDP, its averaged weights put together in the checkpoint."""
-    assert_same_curve(rows_of(folder / "fsdp"), rows_of(folder / "ddp"))
+    """FSDP, stopped within an epoch and resumed, its averaged weights put together in the checkpoint."""
+    assert_same_curve(rows_of(folder / "resumed-fsdp"), rows_of(folder / "ddp"))
     weights, wanted = (
         load_checkpoint(folder / name / "checkpoints" / "last.ckpt").model.state_dict()
-        for name in ("fsdp", "ddp")
+        for name in ("resumed-fsdp", "ddp")
     )
     assert_close(weights, wanted)
 
 
 def test_two_processes_resume_to_the_same_bits(folder):
     """Stopped within an epoch: the rows of the run that was not."""
-    assert rows_of(folder / "resumed") == rows_of(folder / "ddp")
+    assert rows_of(folder / "resumed-ddp") == rows_of(folder / "ddp")
+
+
+def test_another_number_of_processes_does_not_continue_a_run(folder, tiny_config):
+    """Steps and batches would be others."""
+    config = tiny_config(folder / "ddp", **SETTINGS, **{"data.batch_size": 2})
+    with pytest.raises(InputError, match="with 1 processes: it was begun with 2"):
+        train(config, resume=True, progress=False)
 
 
 def test_weights_and_frequencies_are_equal_in_all_processes(folder):
