@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
         help="numbers of atoms, multiples of 4; 1000,2000,5000,10000,20000",
     )
     model.add_argument("--repeats", type=positive, default=3, help="steps of which the best counts; 3")
-    model.add_argument("--json", metavar="FILE", help="write the figures there")
+    model.add_argument("--json", action="store_true", help="print JSON instead of the table")
 
 
 def _attention(arguments: argparse.Namespace) -> int:
