@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -156,17 +155,14 @@ def result_table(result: ModelBench) -> Table:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The command: measures, prints the table, writes the JSON if asked to."""
+    """The command: measures and prints."""
     from rich.console import Console
 
     config = Config() if arguments.config is None else load_config(arguments.config)
     with Console(stderr=True).status("starting") as status:
         result = bench_model(config, arguments.atoms, arguments.repeats, status.update)
-    Console(width=None if sys.stdout.isatty() else 120).print(result_table(result))
-    if arguments.json is not None:
-        content = {"model": asdict(config.model), "radius": config.data.radius, **asdict(result)}
-        try:
-            Path(arguments.json).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"--json {arguments.json} can not be written: {error.strerror}") from None
+    if arguments.json:
+        print(json.dumps({"model": asdict(config.model), "radius": config.data.radius, **asdict(result)}))
+    else:
+        Console(width=None if sys.stdout.isatty() else 120).print(result_table(result))
     return 0

@@ -83,7 +83,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         help="numbers of atoms, multiples of 4; 1000,2000,5000,10000,20000",
     )
     parser.add_argument("--repeats", type=positive, default=3, help="steps of which the best counts; 3")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
 
 
 def _model(arguments: argparse.Namespace) -> int:
