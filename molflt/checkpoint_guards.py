@@ -131,10 +131,9 @@ def stored_numbers(tensors: Iterable[Tensor]) -> int:
 def limited_building(num_tensors: int, num_numbers: int) -> Iterator[None]:
     """Within the block, building modules that outgrow so many tensors and numbers raises `InputError`.
 
-    Refused are more parameters than twice `num_tensors` (and `SPARE_TENSORS`), which ends a stack without end,
-    and any sequence of
-    operations that asks for more numbers in all than `WORK_PER_NUMBER` times `num_numbers` (and
-    `SPARE_NUMBERS`), before a tensor is allocated that would exceed it.
+    Refused are more parameters than twice `num_tensors` (and `SPARE_TENSORS`), which ends a stack without
+    end, and any sequence of operations that asks for more numbers in all than `WORK_PER_NUMBER` times
+    `num_numbers` (and `SPARE_NUMBERS`), before a tensor is allocated that would exceed it.
     """
     registered = 0
 

@@ -7,11 +7,10 @@ round.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import time
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import ase.build
 import numpy as np
@@ -106,16 +105,6 @@ def graph_table(result: GraphBench) -> Table:
     return table
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """The command."""
-    from molflt.terminal import print_tables
-
-    result = bench_graphs(arguments.atoms, arguments.radius, arguments.repeats, arguments.clock)
-    if arguments.json:
-        named = asdict(result) | {
-            name: getattr(result, name)._asdict() for name in ("molflt", "ase", "ratio")
-        }
-        print(json.dumps(named, indent=1))
-    else:
-        print_tables(graph_table(result))
-    return 0
+def graph_json(result: GraphBench) -> dict[str, Any]:
+    """The result as plain values."""
+    return asdict(result) | {name: getattr(result, name)._asdict() for name in ("molflt", "ase", "ratio")}

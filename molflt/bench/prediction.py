@@ -8,8 +8,6 @@ take turns, and their ratio is taken round by round. Start-up is a process of it
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import subprocess
 import sys
@@ -204,27 +202,3 @@ def prediction_json(result: PredictionBench) -> dict[str, Any]:
         return [plain(item) for item in value] if isinstance(value, list) else value
 
     return plain(asdict(result))
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """The command."""
-    from rich.console import Console
-
-    from molflt.terminal import print_tables
-
-    with Console(stderr=True).status("starting") as status:
-        result = bench_prediction(
-            arguments.checkpoint,
-            number=arguments.structures,
-            batch_size=arguments.batch_size,
-            redraws=arguments.redraws,
-            repeats=arguments.repeats,
-            clock=arguments.clock,
-            threads=arguments.threads,
-            progress=status.update,
-        )
-    if arguments.json:
-        print(json.dumps(prediction_json(result), indent=1))
-    else:
-        print_tables(*prediction_tables(result))
-    return 0

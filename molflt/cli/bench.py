@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 from typing import Any
 
 from molflt.bench import attention_settings, training_settings
 from molflt.bench.attention_settings import parse_lengths
 from molflt.cli.shared import OK, add_command, add_group, count, positive, positive_number, print_note
+from molflt.terminal import print_tables
 
 
 def add_parser(commands: Any) -> None:
@@ -45,7 +47,6 @@ def _quality(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
     from molflt.bench.quality import QualityBench
-    from molflt.terminal import print_tables
 
     bench = QualityBench(arguments.plan, arguments.seeds, arguments.variants, Path(arguments.output))
     if not arguments.table:
@@ -135,12 +136,34 @@ def _add_conditions(parser: argparse.ArgumentParser, repeats: int, clock: str) -
 
 
 def _graphs(arguments: argparse.Namespace) -> int:
-    from molflt.bench.graphs import run
+    from molflt.bench.graphs import bench_graphs, graph_json, graph_table
 
-    return run(arguments)
+    result = bench_graphs(arguments.atoms, arguments.radius, arguments.repeats, arguments.clock)
+    if arguments.json:
+        print(json.dumps(graph_json(result), indent=1))
+    else:
+        print_tables(graph_table(result))
+    return OK
 
 
 def _prediction(arguments: argparse.Namespace) -> int:
-    from molflt.bench.prediction import run
+    from rich.console import Console
 
-    return run(arguments)
+    from molflt.bench.prediction import bench_prediction, prediction_json, prediction_tables
+
+    with Console(stderr=True).status("starting") as status:
+        result = bench_prediction(
+            arguments.checkpoint,
+            number=arguments.structures,
+            batch_size=arguments.batch_size,
+            redraws=arguments.redraws,
+            repeats=arguments.repeats,
+            clock=arguments.clock,
+            threads=arguments.threads,
+            progress=status.update,
+        )
+    if arguments.json:
+        print(json.dumps(prediction_json(result), indent=1))
+    else:
+        print_tables(*prediction_tables(result))
+    return OK

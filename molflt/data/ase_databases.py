@@ -15,6 +15,7 @@ import re
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def write_database(path: Path, kind: str, structures: Iterable[Atoms]) -> None:
             "writing .aselmdb needs the package ase-db-backends; pip install 'molflt[aselmdb]'"
         ) from None
     try:
-        with database:
+        with opened(database):
             for atoms in structures:
                 pairs = {name: value for name, value in atoms.info.items() if name != MARK}
                 data = {name: values for name, values in atoms.arrays.items() if name not in _OWN_ARRAYS}
@@ -120,8 +121,20 @@ def _rows(path: Path, kind: str) -> Iterator[AtomsRow]:
     import ase.db
 
     database: Any = ase.db.connect(path, type=kind, use_lock_file=False, serial=True)
-    with database:
+    with opened(database):
         yield from database.select()
+
+
+@contextmanager
+def opened(database: Any) -> Iterator[Any]:
+    """An ASE database open for the block, and closed after it even where its last commit fails."""
+    with ExitStack() as stack:
+        database.__enter__()
+        # SQLite's connection, which ASE leaves open where a commit or a rollback raises.
+        if (connection := getattr(database, "connection", None)) is not None:
+            stack.callback(connection.close)
+        stack.push(database.__exit__)
+        yield database
 
 
 def _aselmdb_rows(path: Path) -> Iterator[AtomsRow]:

@@ -12,6 +12,7 @@ import bisect
 import itertools
 import os
 import tempfile
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ from molflt.errors import InputError
 LENGTH_KEY = b"length"
 _BATCH = 1000
 _FIRST_MAP_SIZE = 1 << 24
+
+
+MAX_OPEN_FILES = 128
+"""Shards of one data set that are open at a time: systems allow a process 256 to 1,024 files in all."""
 
 
 def find_lmdb_files(path: str | os.PathLike[str]) -> list[Path]:
@@ -53,18 +58,45 @@ def find_lmdb_files(path: str | os.PathLike[str]) -> list[Path]:
     return [path]
 
 
+class OpenFiles:
+    """Keeps at most `MAX_OPEN_FILES` of some files open: the ones used last."""
+
+    def __init__(self) -> None:
+        # Weak, so that a file that nobody has any more is closed at once.
+        self._files: dict[weakref.ref[RecordFile], None] = {}
+
+    def use(self, file: RecordFile) -> None:
+        """Note that a file is used, and park the one that has not been for longest if there are too many."""
+        reference = weakref.ref(file)
+        self._files.pop(reference, None)
+        self._files[reference] = None
+        while len(self._files) > MAX_OPEN_FILES:
+            oldest = next(iter(self._files))
+            del self._files[oldest]
+            if (parked := oldest()) is not None:
+                parked.park()
+
+
 class RecordFile:
     """One LMDB file of numbered records.
+
+    Args:
+        path: the file.
+        open_files: of a data set that it belongs to.
 
     Raises:
         InputError: the file is missing, empty, foreign, cut short or damaged.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], open_files: OpenFiles | None = None) -> None:
         self.path = Path(path)
+        self._open_files = open_files or OpenFiles()
         self._pages = self._guarded(PageFile, self.path)
+        self._state = _file_state(self.path)
+        self._is_parked = False
         self._keys: list[bytes] | None = None
         self._guarded(self._number_records)
+        self._open_files.use(self)
 
     def __len__(self) -> int:
         return self._count
@@ -72,7 +104,7 @@ class RecordFile:
     def read(self, index: int) -> bytes:
         """The bytes of record `index`."""
         key = self._keys[index] if self._keys is not None else str(index).encode()
-        value = self._guarded(self._pages.get, key)
+        value = self._guarded(self.pages.get, key)
         if value is None:
             raise InputError(
                 f"{self.name(index)} is missing from the file; take the file from its source again"
@@ -86,12 +118,33 @@ class RecordFile:
 
     @property
     def pages(self) -> PageFile:
-        """The file's pages, for whoever fingerprints them."""
+        """The file's pages, for whoever fingerprints them; a parked file is opened again.
+
+        Raises `InputError` where another file has taken its place meanwhile.
+        """
+        if self._is_parked:
+            self._pages = self._guarded(PageFile, self.path)
+            self._is_parked = False
+            if _file_state(self.path) != self._state:
+                raise InputError(f"{self.path} has changed while it was in use; open the data set again")
+        self._open_files.use(self)
         return self._pages
 
+    @property
+    def is_parked(self) -> bool:
+        """Whether the file is closed until it is needed."""
+        return self._is_parked
+
+    def park(self) -> None:
+        """Close the file until it is needed again."""
+        if not self._is_parked:
+            self._pages.close()
+            self._is_parked = True
+
     def close(self) -> None:
-        """Close the file."""
+        """Close the file for good."""
         self._pages.close()
+        self._is_parked = False
 
     def _number_records(self) -> None:
         """Records are `0` to `n - 1` in nearly every file; only where they are not, all keys are listed."""
@@ -150,7 +203,10 @@ class RecordReader:
         self._open()
 
     def _open(self) -> None:
-        self.files = [RecordFile(file) for file in find_lmdb_files(self.path)]
+        self.files: list[RecordFile] = []
+        open_files = OpenFiles()
+        for path in find_lmdb_files(self.path):
+            self.files.append(RecordFile(path, open_files))
         self._ends = list(itertools.accumulate(len(file) for file in self.files))
         if not len(self):
             raise InputError(f"{self.path} holds no records; write some, or give another file")
@@ -252,6 +308,12 @@ def _put(environment: lmdb.Environment, items: list[tuple[bytes, bytes]]) -> Non
             return
         except lmdb.MapFullError:
             environment.set_mapsize(2 * environment.info()["map_size"])
+
+
+def _file_state(path: Path) -> tuple[int, int, int]:
+    """What tells a file from another of its name, and from itself after a change."""
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _batched(values: Iterable[bytes], size: int) -> Iterator[tuple[bytes, ...]]:

@@ -20,7 +20,7 @@ from ase.data import chemical_symbols
 from numpy.typing import NDArray
 
 from molflt.data.graphs import Neighbors, find_neighbors
-from molflt.data.slabs import bond_reach, find_adsorbate, find_bonds, slab_frame, surface_atoms
+from molflt.data.slabs import NONMETALS, bond_reach, find_adsorbate, find_bonds, slab_frame, surface_atoms
 
 TagSource = Literal["given", "ase-layers", "derived", "none"]
 SUBSURFACE, SURFACE, ADSORBATE = 0, 1, 2
@@ -92,9 +92,26 @@ def assign_tags(
         return AssignedTags(tags, "ase-layers", [note])
     tags = _slab_tags(heights, adsorbate)
     notes = [f"tags derived from the geometry: {_described(tags, numbers)}"]
+    if not adsorbate.any() and (symbols := on_both_sides(numbers, heights)):
+        notes.append(
+            f"{', '.join(symbols)} on both sides of the slab is not taken for an adsorbate; give OC20 tags "
+            "if it is one"
+        )
     if given is not None:
         notes.append("tags in the file are neither OC20's nor ASE's layer numbers and not used")
     return AssignedTags(tags, "derived", notes)
+
+
+def on_both_sides(numbers: NDArray[np.int64], heights: NDArray[np.float64]) -> list[str]:
+    """Symbols of the nonmetals that cover a slab from above and below and are not within it."""
+    depth = np.minimum(heights - heights.min(), heights.max() - heights) / max(np.ptp(heights), 1e-9)
+    is_above = heights > heights.mean()
+    found = []
+    for number in np.unique(numbers):
+        own = numbers == number
+        if number in NONMETALS and (depth[own] < 0.25).all() and len({*is_above[own].tolist()}) == 2:
+            found.append(chemical_symbols[number])
+    return found
 
 
 def tag_convention(

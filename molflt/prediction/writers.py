@@ -10,7 +10,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -187,7 +187,9 @@ class DatabaseWriter(Writer):
     def close(self) -> None:
         if self._pending:
             self._pending = 0
-            self._database.__exit__(None, None, None)
+            # ASE leaves its connection open where the commit fails.
+            with closing(self._database.connection):
+                self._database.__exit__(None, None, None)
 
 
 def structure_values(prediction: Prediction, energy_meaning: str) -> dict[str, Any]:

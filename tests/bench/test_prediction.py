@@ -5,7 +5,14 @@ import json
 import pytest
 
 from molflt import cli
-from molflt.bench.prediction import FORMATS, predict_files, write_inputs
+from molflt.bench.prediction import (
+    FORMATS,
+    predict_files,
+    prediction_json,
+    prediction_tables,
+    write_inputs,
+)
+from molflt.cli.shared import print_tables
 from molflt.data.structures import read_structures
 from molflt.prediction import Predictor
 
@@ -34,12 +41,16 @@ def test_the_command_prints_its_figures(finished_run, capsys, monkeypatch):
         "molflt.bench.prediction.subprocess.run", lambda words, **settings: commands.append(words[3:])
     )
     checkpoint = str(finished_run.best_checkpoint)
-    words = ["bench", "prediction", "--checkpoint", checkpoint, "--structures", "3", "--batch-size", "3"]
+    results = []
+    monkeypatch.setattr("molflt.bench.prediction.prediction_json", lambda result: results.append(result))
+    words = ["bench", "prediction", "--checkpoint", checkpoint, "--structures", "2", "--batch-size", "2"]
     assert cli.main([*words, "--repeats", "1", "--redraws", "0", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    assert capsys.readouterr().out == "null\n"
+    monkeypatch.undo()
+    result = json.loads(json.dumps(prediction_json(results[0])))
     assert [row["form"] for row in result["throughput"]] == list(FORMATS)
     for row in result["throughput"]:
         assert row["ratio"]["median"] == pytest.approx(row["batched"]["median"] / row["single"]["median"])
     assert [command[0] for command in commands] == ["--help", "predict"]
-    assert cli.main([*words, "--repeats", "1", "--redraws", "0"]) == 0
+    print_tables(*prediction_tables(results[0]))
     assert "molflt predict, one structure" in capsys.readouterr().out

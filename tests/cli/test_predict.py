@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ase.build import molecule
+from ase.db import connect
 from ase.io import read, write
 
 from molflt import cli
@@ -161,7 +162,8 @@ def test_bad_options_are_one_line_and_change_nothing(
     best, frames, tmp_path, monkeypatch, capsys, words, message
 ):
     """Status 2; an input named as output keeps its content."""
-    write(tmp_path / "own.db", molecule("H2O"))
+    with connect(tmp_path / "own.db") as database:
+        database.write(molecule("H2O"))
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     words = [word.format(frames=frames[0], tmp=tmp_path) for word in words]

@@ -54,6 +54,31 @@ def test_shards_are_read_in_sorted_order_all_of_them_and_nothing_else(tmp_path):
             reader.read(index)
 
 
+def test_a_folder_of_more_shards_than_files_may_be_open_is_read(tmp_path, monkeypatch):
+    """Of 23 shards at most five are open at a time, in order and at random; closed ones stay closed."""
+    monkeypatch.setattr("molflt.data.lmdb.MAX_OPEN_FILES", 5)
+    for number in range(23):
+        write_toy_lmdb(tmp_path / f"data.{number:04d}.lmdb", 2, first_seed=2 * number)
+    reader = RecordReader(tmp_path)
+
+    def check(index):
+        fields, _ = reader.read(index)
+        assert int(fields["sid"]) == 1000 + index
+        assert sum(not file.is_parked for file in reader.files) == 5
+
+    for index in [*range(46), *random.Random(0).sample(range(46), 46)]:
+        check(index)
+    assert [file.pages.size for file in reader.files] == [file.path.stat().st_size for file in reader.files]
+    assert sum(not file.is_parked for file in reader.files) == 5
+    parked = next(file for file in reader.files if file.is_parked)
+    write_toy_lmdb(parked.path, 3)
+    with pytest.raises(InputError, match="has changed while it was in use"):
+        parked.read(0)
+    reader.close()
+    with pytest.raises(InputError):
+        reader.read(0)
+
+
 def test_an_empty_folder_and_a_missing_path_say_what_to_give(tmp_path):
     with pytest.raises(InputError, match=r"holds no \.lmdb file; give"):
         find_lmdb_files(tmp_path)

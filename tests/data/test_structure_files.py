@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import itertools
 import lzma
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from ase.constraints import FixAtoms
 from torch_geometric.data import Data
 
 from molflt.data.structures import Structure, StructureError, iter_structures, read_structures
+from molflt.data.xyz import iter_xyz
 
 STRUCTURES = Path(__file__).parents[2] / "datasets" / "fcc111" / "structures"
 
@@ -636,3 +638,21 @@ def test_damaged_files_end_in_structures_or_refusals(tmp_path: Path, name: str, 
                 assert item.data.pos.isfinite().all()
                 assert item.data.atomic_numbers.min() >= 1
     assert refused > 5
+
+
+def test_frames_are_read_when_they_are_asked_for():
+    """From a stream without an end, the lines taken are those of the frames given and of one more at most."""
+    taken = 0
+
+    def lines():
+        nonlocal taken
+        for number in itertools.count():
+            for line in ("2\n", "\n", "H 0 0 0\n", f"H 0 0 {0.7 + 1e-4 * (number % 100)}\n"):
+                taken += 1
+                yield line
+
+    frames = iter_xyz(lines())
+    for number in range(1, 50):
+        atoms, _ = next(frames)
+        assert len(atoms) == 2
+        assert 4 * number <= taken <= 4 * number + 4

@@ -352,3 +352,18 @@ def test_an_adsorbate_is_looked_for_on_one_side_only() -> None:
     bonds = find_bonds(atoms.numbers, find_neighbors(atoms.positions, atoms.cell.array, atoms.pbc, reach))
     assert find_adsorbate(atoms.numbers, atoms.positions[:, 2], bonds).nonzero()[0].tolist() == [12]
     assert not find_adsorbate(atoms.numbers, -atoms.positions[:, 2], bonds).any()
+
+
+def test_a_slab_covered_on_both_sides_says_that_it_shows_no_adsorbate() -> None:
+    """Oxygen above and below platinum: surface and below alone are derived; an oxide is no such case."""
+    atoms = platinum(3, "O")
+    below = atoms[atoms.numbers == 8]
+    below.positions[:, 2] = 2 * atoms.positions[atoms.numbers == 78, 2].mean() - below.positions[:, 2]
+    covered = assigned(atoms + below)
+    assert covered.source == "derived"
+    assert (covered.tags < 2).all()
+    assert covered.notes[-1].startswith("O on both sides of the slab is not taken for an adsorbate")
+    assert len(assigned(atoms).notes) == 1
+    mixed = atoms + below
+    mixed.numbers[[1, 5]] = 8
+    assert len(assigned(mixed).notes) == 1

@@ -49,12 +49,19 @@ def test_csv_and_json_lines_hold_every_column(predictions, tmp_path):
     assert objects[1]["energy"] is None
 
 
+def rows_in(path):
+    """Rows of an ASE database, which is closed again."""
+    with ase.db.connect(path) as database:
+        return database.count()
+
+
 def test_structures_are_written_with_their_rows(predictions, tmp_path):
     """extxyz and ASE database: atoms as given, tags, fixed atoms; the energy not as that of the positions."""
     outcomes = [predictions[0], ERROR, predictions[1]]
     frames = read(written(tmp_path / "out.extxyz", outcomes), ":")
-    database = ase.db.connect(written(tmp_path / "out.db", outcomes))
-    rows = list(database.select())
+    with ase.db.connect(written(tmp_path / "out.db", outcomes)) as database:
+        rows = list(database.select())
+        assert database.count("unlike_training=True") == 1
     assert len(frames) == len(rows) == 2
     for frame, row, outcome in zip(frames, rows, predictions, strict=True):
         given = outcome.initial_atoms()
@@ -69,7 +76,6 @@ def test_structures_are_written_with_their_rows(predictions, tmp_path):
         assert row.predicted_energy == outcome.energy
         assert row.data["warnings"] if outcome.notes else "warnings" not in row.data
     assert [row.data["path"] for row in rows] == [outcome.source for outcome in predictions]
-    assert database.count("unlike_training=True") == 1
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "extxyz", "db"])
@@ -107,8 +113,8 @@ def test_a_database_is_committed_in_parts(predictions, tmp_path, monkeypatch):
     with open_writer(path, "x") as writer:
         for outcome in (predictions[0], predictions[1], predictions[0]):
             writer.write(outcome)
-        assert ase.db.connect(path).count() == 2
-    assert ase.db.connect(path).count() == 3
+        assert rows_in(path) == 2
+    assert rows_in(path) == 3
 
 
 @pytest.mark.parametrize("suffix", ["csv", "db"])
@@ -120,7 +126,7 @@ def test_a_file_is_made_with_the_first_row_and_replaces_an_older_one(predictions
         pass
     assert path.read_bytes() == older
     written(path, predictions[:1])
-    count = ase.db.connect(path).count() if suffix == "db" else len(path.read_text().splitlines()) - 1
+    count = rows_in(path) if suffix == "db" else len(path.read_text().splitlines()) - 1
     assert count == 1
 
 
