@@ -104,7 +104,12 @@ PLANS: dict[str, Plan] = {
     "fcc111": Plan(
         "adsorption energies on metals", {"fcc111": "configs/fcc111/flt.yaml"}, _NINE, overrides=_SHORT
     ),
-    "qm7": Plan("atomisation energies of molecules", {"qm7": "configs/qm7/flt.yaml"}, _NINE),
+    "qm7": Plan(
+        "atomisation energies of molecules",
+        {"qm7": "configs/qm7/flt.yaml"},
+        _NINE,
+        overrides=("--training.epochs=30",),
+    ),
     "charged-fragments": Plan(
         "fragments out of each other's sight",
         {
