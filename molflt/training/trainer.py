@@ -178,6 +178,8 @@ def make_trainer(
         log_every_n_steps=1,
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
+        # Lightning would add checkpoints of its own, in the working directory.
+        enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
         enable_progress_bar=False,
         enable_model_summary=False,
     )

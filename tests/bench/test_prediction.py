@@ -12,7 +12,7 @@ from molflt.bench.prediction import (
     prediction_tables,
     write_inputs,
 )
-from molflt.cli.shared import print_tables
+from molflt.terminal import print_tables
 from molflt.data.structures import read_structures
 from molflt.prediction import Predictor
 
