@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -79,7 +80,9 @@ def config_from_dict(values: Any, source: str = "configuration", overrides: Sequ
             parsed = parser.parse_args(list(overrides))
         config = _section(Config, parsed)
         validate(config)
-    except (ArgumentError, InputError) as error:
+    except ArgumentError as error:
+        raise InputError(f"{origin}: {_wrong_type(error, values, overrides)}") from error
+    except InputError as error:
         raise InputError(f"{origin}: {_one_line(error)}") from error
     return config
 
@@ -165,6 +168,35 @@ def _unknown(key: str, option: str = "", section: bool = False) -> str:
     sections = sorted({known.rpartition(".")[0] for known in known} - {""})
     nearest = max(sections if section else known if option else [*known, *sections], key=likeness)
     return f"unknown key {option}{key}; the nearest valid one is {option}{nearest}"
+
+
+def _wrong_type(error: Exception, values: Any, overrides: Sequence[str]) -> str:
+    """What the parser's complaint about a setting's type means."""
+    named = re.search(r'key "([^"]+)"', str(error))
+    hint = {key: hint for key, hint, _ in config_keys()}.get(named[1]) if named else None
+    if named is None or hint is None:
+        return _one_line(error)
+    got = dict(_leaves(values)).get(named[1])
+    for number, word in enumerate(overrides):
+        key, equals, value = word.removeprefix("--").partition("=")
+        if key == named[1]:
+            got = value if equals else next(iter(overrides[number + 1 :]), got)
+    return f"{named[1]} must be {_in_words(hint)}, got {got!r}"
+
+
+def _in_words(hint: Any) -> str:
+    """A setting's type for people: `a number`, `one of flt, performer`, `null or an integer`."""
+    plain = {int: "an integer", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
+    if hint in plain:
+        return plain[hint]
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, arguments))}"
+    if origin is list:
+        return f"a list, each item {_in_words(arguments[0])}"
+    if origin is tuple:
+        return f"a list of {len(arguments)}, each item {_in_words(arguments[0])}"
+    return " or ".join(_in_words(option) for option in sorted(arguments, key=lambda o: o is not type(None)))
 
 
 def _one_line(error: Exception) -> str:

@@ -12,9 +12,9 @@ from molflt.bench.prediction import (
     prediction_tables,
     write_inputs,
 )
-from molflt.terminal import print_tables
 from molflt.data.structures import read_structures
 from molflt.prediction import Predictor
+from molflt.terminal import print_tables
 
 
 def test_every_format_holds_the_same_structures(tmp_path, finished_run):
