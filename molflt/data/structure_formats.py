@@ -135,7 +135,9 @@ def _iter_ase(path: Path, name: str) -> Iterator[Frame | InputError]:
                 f"cannot be read as {name} ({_reason(error)}); correct the file, or its name if that misleads"
             ) from error
     if not count:
-        raise InputError(f"holds no structure that can be read as {name}; check that it is complete")
+        raise InputError(
+            f"holds no structure (read as {name}, its likeliest format); give a structure file, and all of it"
+        )
 
 
 def _check_res(text: str) -> None:
