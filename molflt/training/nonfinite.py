@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from torch_geometric.data import Data
 from molflt.checkpoint import write_atomically
 from molflt.config import Config, config_to_dict
 from molflt.training.step import Shares
+
+Value = TypeVar("Value")
 
 FORMAT, VERSION = "molflt-nonfinite", 1
 _SHOWN_SIDS = 16
@@ -101,10 +103,10 @@ def save_reproducer(
     write_atomically(content, folder / reproducer_name(step))
 
 
-def gather(step: NonFiniteStep) -> list[NonFiniteStep]:
+def gather(value: Value) -> list[Value]:
     """That of each process; all of them have to call it."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return [step]
-    steps: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(steps, step)
-    return steps
+        return [value]
+    values: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(values, value)
+    return values

@@ -23,6 +23,7 @@ from molflt.config import Config, config_from_dict, config_to_dict
 from molflt.errors import InputError
 from molflt.run_folder import RESUME_NEWEST, RESUME_PREVIOUS
 from molflt.training.module import RelaxedEnergyTraining
+from molflt.training.nonfinite import gather
 
 SECTION = "molflt_resume"
 VERSION = 1
@@ -78,6 +79,12 @@ class ResumeWriter(Checkpoint):
         self._position = (0, 0)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        steps = gather(trainer.global_step)
+        if len(set(steps)) > 1:
+            raise InputError(
+                f"the processes find different states of the run in {self.folder} (steps {steps}); "
+                "put the run folder where all nodes see the same files"
+            )
         # torch fills the state of an optimiser that has not stepped by a step of its own where it is sharded.
         if trainer.global_step == 0 and not isinstance(trainer.strategy, ModelParallelStrategy):
             self._save(trainer, 0, 0)
@@ -130,6 +137,8 @@ class ResumeWriter(Checkpoint):
             if newest.exists():
                 newest.replace(self.folder / RESUME_PREVIOUS)
             growing.replace(newest)
+        # No process goes on, or ends, before the state that all would take up is in its place.
+        trainer.strategy.barrier("resume state")
 
 
 def settled(fit_loop: Mapping[str, Any], epoch: int, batch: int) -> dict[str, Any]:
