@@ -56,19 +56,19 @@ class EncoderLayer(nn.Module):
         self.attention_norm = nn.LayerNorm(channels)
         self.ffn_norm = nn.LayerNorm(channels)
         self.ffn = nn.Sequential(
-            nn.Linear(channels, ffn_channels), nn.GELU(), nn.Linear(ffn_channels, channels)
+            nn.Linear(channels, ffn_channels),
+            nn.GELU(),
+            nn.Dropout(activation_dropout),
+            nn.Linear(ffn_channels, channels),
         )
         self.dropout = nn.Dropout(dropout)
-        self.activation_dropout = nn.Dropout(activation_dropout)
         self.drop_path = drop_path
 
     def forward(self, x: Tensor, pos: Tensor, atom_mask: Tensor, positional: Any = None) -> Tensor:
         """x [B, N, C] and pos [B, N, X] to [B, N, C]; `atom_mask` [B, N] is true at real atoms."""
         attended = self.attention(self.attention_norm(x), pos, atom_mask, positional=positional)
         x = x + self._drop(attended)
-        widen, activation, narrow = self.ffn
-        hidden = self.activation_dropout(activation(widen(self.ffn_norm(x))))
-        return x + self._drop(narrow(hidden))
+        return x + self._drop(self.ffn(self.ffn_norm(x)))
 
     def _drop(self, branch: Tensor) -> Tensor:
         return stochastic_depth(self.dropout(branch), self.drop_path, self.training)

@@ -68,7 +68,7 @@ def published(model, numbers, tags, pos, num_real):
             probs = F.softmax(q * (C // H) ** -0.5 @ k.transpose(1, 2) + bias, -1)
             h = h + linear(f"{at}.attention.out", (probs @ v).transpose(0, 1).reshape(n, C))
             y = F.layer_norm(h, (C,), w[f"{at}.ffn_norm.weight"], w[f"{at}.ffn_norm.bias"])
-            h = h + linear(f"{at}.ffn.2", F.gelu(linear(f"{at}.ffn.0", y)))
+            h = h + linear(f"{at}.ffn.3", F.gelu(linear(f"{at}.ffn.0", y)))
     h = F.layer_norm(h, (C,), w["encoder.norm.weight"], w["encoder.norm.bias"])
     scale = w["energy_head.tag_scale.weight"][tags]
     contributions = (linear("energy_head.mlp.2", F.gelu(linear("energy_head.mlp.0", h))) * scale).flatten()

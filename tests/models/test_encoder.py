@@ -49,7 +49,7 @@ def test_encoder_is_pre_norm_with_residuals_and_a_last_norm(tokens):
         scale = pos.norm(dim=-1, keepdim=True) * atom_mask[..., None]
         expected = expected + attention.mix(layer.attention_norm(expected)) * scale
         hidden = nn.functional.gelu(layer.ffn[0](layer.ffn_norm(expected)))
-        expected = expected + layer.ffn[2](hidden)
+        expected = expected + layer.ffn[3](hidden)
     expected = nn.functional.layer_norm(expected, (5,), encoder.norm.weight, encoder.norm.bias)
     torch.testing.assert_close(encoder(x, pos, atom_mask), expected)
 
