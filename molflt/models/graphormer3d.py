@@ -21,7 +21,7 @@ from molflt.models.images import with_images
 from molflt.models.references import reference_energies
 from molflt.nn.near import NearGraph
 from molflt.nn.packing import DenseLayout, dense_layout
-from molflt.nn.range_separated import PeriodicGeometry
+from molflt.nn.periodic import PeriodicGeometry
 
 
 class Graphormer3DOutput(NamedTuple):

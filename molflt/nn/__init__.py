@@ -45,10 +45,10 @@ from molflt.nn.local_spectra import LocalBoxSpectrum, SmoothLocalSpectrum
 from molflt.nn.matched_frequencies import MatchedKernelFrequencies, MatchedMixtureFrequencies
 from molflt.nn.near import EdgeFeatureNearBias, NearBias, NearGraph, RadialNearBias
 from molflt.nn.packing import dense_layout, to_dense, to_ragged
+from molflt.nn.periodic import PeriodicGeometry
 from molflt.nn.quadrature import SphericalQuadratureFrequencies
 from molflt.nn.radial_spectra import RadialMLPSpectrum
 from molflt.nn.range_separated import (
-    PeriodicGeometry,
     RangeSeparatedAttention,
     RangeSeparatedRPE,
     dense_range_separated_attention,

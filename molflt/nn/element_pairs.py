@@ -24,7 +24,7 @@ from molflt.nn.feature_maps import FeatureMap
 from molflt.nn.frequencies import FrequencySampler
 from molflt.nn.multihead import zero_padding
 from molflt.nn.operands import FourierOperands, Operands, Projection, Term, token_mean
-from molflt.nn.range_separated import PeriodicGeometry
+from molflt.nn.periodic import PeriodicGeometry
 from molflt.nn.rpe import FourierRPE
 from molflt.nn.spectra import Spectrum
 

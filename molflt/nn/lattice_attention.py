@@ -11,7 +11,7 @@ multiplicative coupling has neither fault: `RangeSeparatedAttention` with a `Ran
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,8 +21,8 @@ from molflt.nn.attention import flt_attention
 from molflt.nn.couplings import AdditiveCoupling
 from molflt.nn.feature_maps import FeatureMap, PositiveRandomFeatures
 from molflt.nn.lattice import LatticeFrequencies, lattice_frequencies, lattice_rpe
-from molflt.nn.multihead import MultiHeadAttention, zero_padding
-from molflt.nn.range_separated import PeriodicGeometry
+from molflt.nn.multihead import zero_padding
+from molflt.nn.periodic import PeriodicAttention, PeriodicGeometry
 from molflt.nn.rpe import FourierRPE
 from molflt.nn.spectra import Spectrum
 
@@ -130,7 +130,7 @@ def lattice_centre(
     return (torch.linalg.pinv(rows) @ turns.unsqueeze(-1)).squeeze(-1)
 
 
-class LatticeFLTAttention(MultiHeadAttention):
+class LatticeFLTAttention(PeriodicAttention):
     """Multi-head attention with the additive coupling on the reciprocal lattice; contract and parameters of
     `FLTAttention`, but for positions: it takes a `PeriodicGeometry`.
 
@@ -147,11 +147,6 @@ class LatticeFLTAttention(MultiHeadAttention):
             without positions.
     """
 
-    needs_geometry = True
-    """Whether `encode_positions` takes a `PeriodicGeometry` instead of positions."""
-
-    rpe: Any
-
     def __init__(
         self,
         channels: int,
@@ -165,55 +160,24 @@ class LatticeFLTAttention(MultiHeadAttention):
         super().__init__(
             channels,
             num_heads,
-            position_dim=3,
-            rpe=None,
-            causal=False,
+            rpe=rpe,
+            feature_map=PositiveRandomFeatures(64) if feature_map is None else feature_map,
+            feature_width=channels // num_heads + 2 * rpe.num_frequencies,
             in_channels=in_channels,
             bias=bias,
         )
-        if rpe.num_heads != num_heads:
-            raise ValueError(f"rpe must have num_heads={num_heads} as the layer has, got {rpe.num_heads}")
-        self.rpe = rpe
         self.coupling = AdditiveCoupling()
-        feature_map = PositiveRandomFeatures(64) if feature_map is None else feature_map
-        feature_map.build(num_heads, channels // num_heads + 2 * rpe.num_frequencies)
-        self.feature_map = feature_map
 
-    def reset_parameters(self) -> None:
-        """Initial weights everywhere, the RPE's (shared or not) included, and new random draws."""
-        super().reset_parameters()
-        self.feature_map.reset_parameters()
-
-    def encode_positions(self, geometry: PeriodicGeometry) -> LatticePositions:
-        """What depends on positions alone, for all layers that share the RPE."""
-        return self.rpe(geometry)
-
-    def forward(
+    def attend(
         self,
-        x: Float[Tensor, "B N Cin"],
-        pos: PeriodicGeometry | Tensor | None = None,
-        atom_mask: Bool[Tensor, "B N"] | None = None,
-        *,
-        positional: LatticePositions | None = None,
-    ) -> Float[Tensor, "B N C"]:
-        """Attention over the atoms of each graph.
-
-        Args:
-            x: atom features.
-            pos: the geometry; not looked at where `positional` is given.
-            atom_mask: true at real atoms; the geometry's, where it is given, by default all.
-            positional: `encode_positions(geometry)`, instead of `pos`.
-        """
-        if positional is None:
-            if not isinstance(pos, PeriodicGeometry):
-                raise ValueError(
-                    "LatticeFLTAttention needs a PeriodicGeometry as pos, or positional, got "
-                    f"{type(pos).__name__} and None"
-                )
-            positional = self.encode_positions(pos)
-            atom_mask = pos.atom_mask if atom_mask is None else atom_mask
-        query, key, value = self.heads(zero_padding(x, atom_mask))
-        out = flt_attention(
+        query: Float[Tensor, "B H N D"],
+        key: Float[Tensor, "B H N D"],
+        value: Float[Tensor, "B H N D"],
+        positional: LatticePositions,
+        atom_mask: Bool[Tensor, "B N"] | None,
+    ) -> Float[Tensor, "B H N D"]:
+        """`flt_attention` with the batch's own RPE."""
+        return flt_attention(
             query,
             key,
             value,
@@ -223,4 +187,3 @@ class LatticeFLTAttention(MultiHeadAttention):
             rpe=positional.rpe,
             positional=positional.basis,
         )
-        return self.merge(out, atom_mask)

@@ -14,11 +14,10 @@ Without the far part this is softmax attention over the near graph and the atom 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from molflt.nn.far import FarModulation, FarPositions
@@ -27,7 +26,7 @@ from molflt.nn.feature_maps import ExponentialFeatures, FeatureMap, PositiveRand
 from molflt.nn.features import LogFeatures, PlainFeatures
 from molflt.nn.functional import mask_rows
 from molflt.nn.kernel_feature_maps import EluFeatures, ReLUFeatures
-from molflt.nn.multihead import MultiHeadAttention, zero_padding
+from molflt.nn.multihead import zero_padding
 from molflt.nn.near import (
     NearBias,
     NearGraph,
@@ -37,27 +36,7 @@ from molflt.nn.near import (
     near_sums,
 )
 from molflt.nn.operands import Operands
-
-
-@dataclass(frozen=True)
-class PeriodicGeometry:
-    """What range-separated attention needs to know of a padded batch of structures.
-
-    Attributes:
-        pos: `[B, N, 3]`, Å, wrapped or not.
-        atom_mask: true at real atoms, `[B, N]`.
-        cell: rows are lattice vectors, `[B, 3, 3]`, Å.
-        pbc: true along periodic directions, `[B, 3]`.
-        near: the periodic radius graph, its edges referring to rows b N + n.
-        atomic_numbers: `[B, N]`, 0 at padding; for layers that tell elements apart.
-    """
-
-    pos: Float[Tensor, "B N 3"]
-    atom_mask: Bool[Tensor, "B N"]
-    cell: Float[Tensor, "B 3 3"]
-    pbc: Bool[Tensor, "B 3"]
-    near: NearGraph
-    atomic_numbers: Int[Tensor, "B N"] | None = None
+from molflt.nn.periodic import PeriodicAttention, PeriodicGeometry
 
 
 class NearPositions(NamedTuple):
@@ -216,14 +195,8 @@ def sum_of_quotients(near: Tensor, beyond: Tensor, value: Tensor) -> Tensor:
     return near @ value / near.sum(-1, keepdim=True) + far_out
 
 
-class RangeSeparatedAttention(MultiHeadAttention):
+class RangeSeparatedAttention(PeriodicAttention):
     """Multi-head attention, exact near and linear far, for structures of any periodicity.
-
-    Its contract is that of `FLTAttention`, but for positions: it takes a `PeriodicGeometry`.
-
-        positional = layers[0].encode_positions(geometry)
-        for layer in layers:
-            x = x + layer(x, atom_mask=geometry.atom_mask, positional=positional)
 
     Parameters: q, k, v and output projections as in `FLTAttention`, those of `rpe`, and none more for the far
     part or for `separate_normalizers`, which share q, k and v.
@@ -243,11 +216,6 @@ class RangeSeparatedAttention(MultiHeadAttention):
             `feature_map` can be negative; `forward` without positions.
     """
 
-    needs_geometry = True
-    """Whether `encode_positions` takes a `PeriodicGeometry` instead of positions."""
-
-    rpe: Any
-
     def __init__(
         self,
         channels: int,
@@ -259,17 +227,6 @@ class RangeSeparatedAttention(MultiHeadAttention):
         in_channels: int | None = None,
         bias: bool = True,
     ) -> None:
-        super().__init__(
-            channels,
-            num_heads,
-            position_dim=3,
-            rpe=None,
-            causal=False,
-            in_channels=in_channels,
-            bias=bias,
-        )
-        if rpe.num_heads != num_heads:
-            raise ValueError(f"rpe must have num_heads={num_heads} as the layer has, got {rpe.num_heads}")
         feature_map = PositiveRandomFeatures(16) if feature_map is None else feature_map
         if not isinstance(feature_map, ExponentialFeatures | ReLUFeatures | EluFeatures):
             raise ValueError(
@@ -277,46 +234,27 @@ class RangeSeparatedAttention(MultiHeadAttention):
                 "PositiveRandomFeatures, HyperbolicRandomFeatures, OptimalPositiveFeatures, ReLUFeatures or "
                 "EluFeatures"
             )
-        feature_map.build(num_heads, channels // num_heads)
-        self.rpe = rpe
-        self.feature_map = feature_map
+        super().__init__(
+            channels,
+            num_heads,
+            rpe=rpe,
+            feature_map=feature_map,
+            feature_width=channels // num_heads,
+            in_channels=in_channels,
+            bias=bias,
+        )
         self.separate_normalizers = separate_normalizers
 
-    def reset_parameters(self) -> None:
-        """Initial weights everywhere, the RPE's (shared or not) included, and new random draws."""
-        super().reset_parameters()
-        self.feature_map.reset_parameters()
-
-    def encode_positions(self, geometry: PeriodicGeometry) -> RangeSeparatedPositions:
-        """What depends on positions alone, for all layers that share the RPE."""
-        return self.rpe(geometry)
-
-    def forward(
+    def attend(
         self,
-        x: Float[Tensor, "B N Cin"],
-        pos: PeriodicGeometry | Tensor | None = None,
-        atom_mask: Bool[Tensor, "B N"] | None = None,
-        *,
-        positional: RangeSeparatedPositions | None = None,
-    ) -> Float[Tensor, "B N C"]:
-        """Attention over the atoms of each graph.
-
-        Args:
-            x: atom features.
-            pos: the geometry; not looked at where `positional` is given.
-            atom_mask: true at real atoms; the geometry's, where it is given, by default all.
-            positional: `encode_positions(geometry)`, instead of `pos`.
-        """
-        if positional is None:
-            if not isinstance(pos, PeriodicGeometry):
-                raise ValueError(
-                    "RangeSeparatedAttention needs a PeriodicGeometry as pos, or positional, got "
-                    f"{type(pos).__name__} and None"
-                )
-            positional = self.encode_positions(pos)
-            atom_mask = pos.atom_mask if atom_mask is None else atom_mask
-        query, key, value = self.heads(zero_padding(x, atom_mask))
-        out = range_separated_attention(
+        query: Float[Tensor, "B H N D"],
+        key: Float[Tensor, "B H N D"],
+        value: Float[Tensor, "B H N D"],
+        positional: RangeSeparatedPositions,
+        atom_mask: Bool[Tensor, "B N"] | None,
+    ) -> Float[Tensor, "B H N D"]:
+        """`range_separated_attention` with this layer's features."""
+        return range_separated_attention(
             query,
             key,
             value,
@@ -325,7 +263,6 @@ class RangeSeparatedAttention(MultiHeadAttention):
             feature_map=self.feature_map,
             separate_normalizers=self.separate_normalizers,
         )
-        return self.merge(out, atom_mask)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, separate_normalizers={self.separate_normalizers}"

@@ -8,7 +8,7 @@ from molflt.build import build_model
 from molflt.config import AttentionConfig, ModelConfig
 from molflt.models.encoder import Encoder, EncoderLayer, stochastic_depth
 from molflt.nn.near import NearGraph
-from molflt.nn.range_separated import PeriodicGeometry
+from molflt.nn.periodic import PeriodicGeometry
 
 
 class RecordingAttention(nn.Module):

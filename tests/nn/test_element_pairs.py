@@ -15,7 +15,7 @@ from molflt.nn.feature_maps import OptimalPositiveFeatures, PositiveRandomFeatur
 from molflt.nn.frequencies import GaussianFrequencies
 from molflt.nn.functional import quadratic_linear_attention, softmax_attention
 from molflt.nn.near import NearGraph
-from molflt.nn.range_separated import PeriodicGeometry
+from molflt.nn.periodic import PeriodicGeometry
 from molflt.nn.spectra import GaussianBasisSpectrum, GaussianMixtureSpectrum
 
 B, H, N, D, R, P = 2, 3, 7, 5, 4, 2

@@ -9,7 +9,7 @@ from molflt.nn.functional import softmax_attention
 from molflt.nn.lattice import image_sum, lattice_frequencies
 from molflt.nn.lattice_attention import LatticeFLTAttention, LatticeRPE, lattice_centre
 from molflt.nn.near import NearGraph
-from molflt.nn.range_separated import PeriodicGeometry
+from molflt.nn.periodic import PeriodicGeometry
 from molflt.nn.spectra import GaussianBasisSpectrum
 
 H, N, C = 3, 7, 15

@@ -20,8 +20,8 @@ from molflt.nn.feature_maps import (
 from molflt.nn.functional import softmax_attention
 from molflt.nn.kernel_feature_maps import EluFeatures, ReLUFeatures, RFAGaussianFeatures
 from molflt.nn.near import NearGraph, RadialNearBias
+from molflt.nn.periodic import PeriodicGeometry
 from molflt.nn.range_separated import (
-    PeriodicGeometry,
     RangeSeparatedAttention,
     RangeSeparatedPositions,
     RangeSeparatedRPE,
