@@ -251,7 +251,7 @@ def test_training_says_nothing_but_its_progress(tiny_config, tmp_path, capfd):
     result = train(tiny_config(tmp_path / "told", **settings))
     out, err = capfd.readouterr()
     assert out == ""
-    lines = err.splitlines()
+    lines = [line for line in err.splitlines() if line]
     assert [line.split("  MAE")[0] for line in lines] == ["epoch 2/3", "epoch 3/3"]
     mae = float(rows_of(result.output)[-1]["val_a/energy_mae"])
     assert f"val_a {mae:.3f}" in lines[-1]
