@@ -211,17 +211,23 @@ def test_shipped_configuration_is_complete(path):
     load_config(path)
 
 
-def test_fcc111_configurations_differ_in_attention_and_output_alone():
+def test_fcc111_configurations_differ_in_attention_output_and_the_rotations_that_it_needs():
     folder = ROOT / "configs/fcc111"
     first, *others = [
         flattened(yaml.safe_load(path.read_text(encoding="utf-8"))) for path in folder.glob("*.yaml")
     ]
     assert len(others) >= 9
+    alike = {"training.output", "data.random_rotation"}
     for other in others:
         different = {key for key in first if first[key] != other[key]}
         assert "training.output" in different
-        assert all(key.startswith("model.attention.") for key in different - {"training.output"})
+        assert all(key.startswith("model.attention.") for key in different - alike)
         assert len(different) > 1
+    for one in (first, *others):
+        has_random_frequencies = (
+            one["model.attention.kind"] == "flt" and one["model.attention.sampler"] != "lattice"
+        )
+        assert one["data.random_rotation"] == ("any" if has_random_frequencies else "none")
 
 
 def test_fcc111_configurations_have_as_many_parameters_as_each_other():
