@@ -3,8 +3,8 @@
 Each is a file `<name>.ckpt` in this folder, with the energies it predicts for the structures of its data set
 in `<name>.json`. Wherever a checkpoint is asked for, its name will do. `fcc111-flt` is made by
 
-    molflt train configs/fcc111/flt.yaml
-    molflt export runs/fcc111-flt/checkpoints/best.ckpt molflt/pretrained/fcc111-flt.ckpt \\
+    molflt train configs/shipped/fcc111-flt.yaml
+    molflt export runs/fcc111-shipped/checkpoints/best.ckpt molflt/pretrained/fcc111-flt.ckpt \\
         --structures datasets/fcc111/structures
 """
 
