@@ -111,12 +111,14 @@ def test_data_commands_build_inspect_and_score(tmp_path, capsys):
     (tmp_path / "part.json").write_text(json.dumps(source[::7]))
     root = tmp_path / "built"
     assert cli.main(["data", "build", "fcc111", str(tmp_path / "part.json"), str(root)]) == 0
-    capsys.readouterr()
+    told = capsys.readouterr().out.splitlines()
     counts = {}
     for split in ("train", "val_id", "val_ood_ads", "val_ood_cat", "val_ood_both"):
         assert cli.main(["data", "inspect", str(root / split), "--json"]) == 0
         counts[split] = json.loads(capsys.readouterr().out)["records"]
     assert sum(counts.values()) == len(source[::7])
+    files = {split: root / split / "data.0000.lmdb" for split in counts}
+    assert sorted(told) == sorted(f"{files[split]}: {count} systems" for split, count in counts.items())
     assert cli.main(["data", "inspect", str(root / "train")]) == 0
     out = capsys.readouterr().out
     assert f"{counts['train']} records" in out
@@ -131,7 +133,7 @@ def test_data_commands_build_inspect_and_score(tmp_path, capsys):
 def test_the_oc20_sample_is_built_where_asked(monkeypatch, tmp_path):
     """SOURCE and OUT arrive in this order."""
     calls = []
-    monkeypatch.setattr(oc20_sample, "build_oc20_sample", lambda *paths: calls.append(paths))
+    monkeypatch.setattr(oc20_sample, "build_oc20_sample", lambda *paths: calls.append(paths) or tmp_path)
     assert cli.main(["data", "build", "oc20-sample", "source.pt", str(tmp_path)]) == 0
     assert calls == [("source.pt", str(tmp_path))]
 
