@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -184,8 +185,8 @@ def _int_ids(ids: NDArray[Any]) -> list[int]:
 
 
 def _repeated(sids: list[int]) -> list[int]:
-    values, counts = np.unique(np.array(sids, dtype=np.int64), return_counts=True)
-    return values[counts > 1].tolist()
+    # Ids from a file may be larger than any integer type of NumPy.
+    return sorted(sid for sid, times in Counter(sids).items() if times > 1)
 
 
 def _named(sids: Sequence[int], text: str) -> str:
