@@ -36,11 +36,13 @@ def make_leaderboard(
     output: str | os.PathLike[str],
     part: str = "test",
     batch_size: int | None = None,
+    device: torch.device | str = "cpu",
 ) -> dict[str, int]:
-    """Predict the four splits `<part>_<domain>` under `root`, with the mean of the checkpoints.
+    """Predict the four splits `<part>_<domain>` under `root`, with the mean of the checkpoints, on `device`.
 
     The file appears whole or not at all. Returns the number of systems per domain. Raises `InputError` where
-    a split is missing, two of its systems have one id, or the file cannot be written.
+    a split is missing, two of its systems have one id, an energy is not finite, or the file cannot be
+    written.
     """
     target = Path(output)
     if target.suffix != ".npz" or not target.parent.is_dir():
@@ -56,7 +58,9 @@ def make_leaderboard(
         for checkpoint in loaded:
             data = replace(checkpoint.config.data, root=os.fspath(root))
             dataset = build_dataset(data, split, False)
-            sids, energy = predict_unlabelled(checkpoint.model, dataset, batch_size or data.batch_size)
+            sids, energy = predict_unlabelled(
+                checkpoint.model.to(device), dataset, batch_size or data.batch_size
+            )
             energies.append(energy.double())
         repeated = _repeated(sids.tolist())
         if repeated:
