@@ -99,7 +99,9 @@ def run(arguments: argparse.Namespace) -> int:
         relaxed = RelaxedFolder(arguments.write_relaxed)
     skipped: list[str] = []
     written = [path for path in (arguments.output, arguments.write_relaxed) if path is not None]
-    paths = expand_paths(arguments.files, sys.stdin, exclude=written, on_skip=skipped.append)
+    # Names need be no text in the encoding of the terminal.
+    listed = getattr(sys.stdin, "buffer", sys.stdin)
+    paths = expand_paths(arguments.files, listed, exclude=written, on_skip=skipped.append)
     outcomes = predictor.iter_predict(iter_inputs(paths, predictor.radius), arguments.batch_size)
     predicted = failed = 0
     with _sink(arguments.output, predictor) as show:

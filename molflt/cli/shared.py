@@ -92,7 +92,7 @@ def check_output_file(path: str, suffix: str, inputs: Iterable[str | os.PathLike
         raise InputError(f"cannot write {path}; give a file name in a folder that exists")
     if target.suffix != suffix:
         raise InputError(f"cannot write {path}; give a name that ends in {suffix}")
-    if os.path.realpath(target) in map(os.path.realpath, inputs):
+    if any(os.path.realpath(item) == os.path.realpath(target) for item in inputs):
         raise InputError(f"{path} is an input of the command; give another file to write")
 
 
