@@ -19,7 +19,7 @@ from molflt.cli.shared import (
     usable_device,
 )
 from molflt.errors import InputError
-from molflt.terminal import print_tables
+from molflt.terminal import print_tables, print_text
 
 if TYPE_CHECKING:
     from molflt.evaluation import SplitScore
@@ -111,7 +111,7 @@ def print_scores(scores: Sequence[SplitScore], as_json: bool) -> None:
     if as_json:
         from molflt.evaluation import scores_json
 
-        print(json.dumps(scores_json(scores), indent=1))
+        print_text(json.dumps(scores_json(scores), indent=1) + "\n")
     else:
         from molflt.tables import score_tables
 

@@ -20,6 +20,7 @@ from molflt.cli.shared import (
     usable_device,
 )
 from molflt.errors import InputError
+from molflt.terminal import print_text
 
 
 def add_parser(commands: Any) -> None:
@@ -80,7 +81,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     for problem in problems:
         print_error(InputError(f"{arguments.file}: {problem}"))
     if not problems:
-        print(f"{arguments.file} fits {arguments.data} ({arguments.part})")
+        print_text(f"{arguments.file} fits {arguments.data} ({arguments.part})\n")
     return SOME_FAILED if problems else OK
 
 
