@@ -49,7 +49,8 @@ def add_parser(commands: Any) -> None:
         action="append",
         choices=GROUPINGS,
         default=[],
-        help=f"also score each {', '.join(GROUPINGS)} of systems; repeatable",
+        help=f"also score each {', '.join(GROUPINGS)} of systems; repeatable. tag: which of the tags 0, 1 "
+        "and 2 a system has, one group where all have slab and adsorbate",
     )
     parser.add_argument(
         "--threshold",
