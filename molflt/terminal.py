@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from molflt.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,9 +21,34 @@ def print_tables(*tables: Table) -> None:
     # Where no terminal sets the width (a pipe, a file), lines are as long as their content.
     width = None if sys.stdout.isatty() else 1000
     console = Console(width=width, markup=False, emoji=False, highlight=False)
-    with console.capture() as capture:
+    with _writing(), console.capture() as capture:
         for table in tables:
             console.print(table)
-    # Names that are no UTF-8, and a terminal that is not: shown by their codes instead of failing.
+    print_text(capture.get())
+
+
+def print_text(text: str) -> None:
+    """Text on stdout, at once; names that its encoding does not have are shown by their codes.
+
+    Raises:
+        InputError: the disk that stdout goes to is full or fails.
+    """
     encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(capture.get().encode(encoding, "backslashreplace").decode(encoding))
+    with _writing():
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Turns what the disk says into `InputError`; a reader that has gone remains a BrokenPipeError."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # What the buffer still holds must not fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise InputError(
+            f"cannot write standard output: {error.strerror}; make room or send it elsewhere"
+        ) from error

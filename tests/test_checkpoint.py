@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import zipfile
+from dataclasses import replace
 
 import pytest
 import torch
@@ -409,3 +410,26 @@ def test_metadata_can_be_replaced_in_a_file(saved):
     assert changed["state_dict"].keys() == content["state_dict"].keys()
     for name, value in content["state_dict"].items():
         assert torch.equal(changed["state_dict"][name], value)
+
+
+def test_tensors_saved_on_a_gpu_load_on_the_cpu(saved, tmp_path):
+    """Each storage says `cuda:0` as its place, as in a file that was written from there."""
+    checkpoint, path = saved
+    # Else the pickle has one text for the setting and for the place.
+    training = replace(checkpoint.config.training, accelerator="auto")
+    save_checkpoint(path, replace(checkpoint, config=replace(checkpoint.config, training=training)))
+    moved = tmp_path / "cuda.ckpt"
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(moved, "w") as target:
+        for name in source.namelist():
+            content = source.read(name)
+            if name.endswith("/data.pkl"):
+                # The place is a text before the count of numbers; later storages refer to the first one's.
+                start = content.index(b"X\x03\0\0\0cpuq")
+                content = content[:start] + b"X\x06\0\0\0cuda:0" + content[start + 8 :]
+            target.writestr(name, content)
+    tags = []
+    torch.load(moved, weights_only=True, map_location=lambda storage, tag: tags.append(tag) or storage)
+    assert {*tags} == {"cuda:0"}
+    found = load_checkpoint(moved).model.state_dict()
+    assert all(value.device.type == "cpu" for value in found.values())
+    assert all(torch.equal(value, found[name]) for name, value in checkpoint.model.state_dict().items())

@@ -326,3 +326,18 @@ def test_reading_a_configuration_imports_no_torch(yaml_file):
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program, str(path)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("--data.radius=inf", r"data.radius must be a number, got 'inf' \(YAML writes \.inf\)$"),
+        ("--optim.lr=nan", r"optim.lr must be a number, got 'nan' \(YAML writes \.nan\)$"),
+        ("--optim.lr=fast", "optim.lr must be a number, got 'fast'$"),
+    ],
+)
+def test_infinity_and_nan_are_told_their_yaml_spelling(word, message):
+    """As a word they are texts; `.inf` is the number, where a setting allows it."""
+    with pytest.raises(InputError, match=message):
+        config_from_dict({}, overrides=[word])
+    assert config_from_dict({}, overrides=["--optim.grad_clip=.inf"]).optim.grad_clip == float("inf")

@@ -7,8 +7,9 @@ import torch
 
 from molflt import cli
 from molflt.checkpoint import load_checkpoint, update_metadata
+from molflt.config import config_from_dict, config_to_dict
 from molflt.errors import InputError
-from molflt.export import export_checkpoint
+from molflt.export import export_checkpoint, without_paths
 from molflt.prediction import Predictor
 from molflt.testing import write_toy_lmdb
 
@@ -61,4 +62,50 @@ def test_what_can_not_be_exported_is_said(finished_run, structures, tmp_path):
     update_metadata(bare, domain={})
     with pytest.raises(InputError, match="has no training domain"):
         export_checkpoint(bare, tmp_path / "toy.ckpt")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bare.ckpt", "toys.lmdb"]
+    own = tmp_path / "own.ckpt"
+    own.write_bytes(source.read_bytes())
+    for target, read in ((own, []), (tmp_path / "in.ckpt", [str(tmp_path / "in.json")])):
+        with pytest.raises(InputError, match="would be replaced by the export"):
+            export_checkpoint(own, target, read)
+    assert own.read_bytes() == source.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bare.ckpt", "own.ckpt", "toys.lmdb"]
+
+
+@pytest.mark.parametrize(
+    ("root", "kept"),
+    [
+        ("datasets/fcc111", "datasets/fcc111"),
+        ("/home/zoe/slabs", "slabs"),
+        ("../zoe/slabs", "slabs"),
+        ("/", "data"),
+    ],
+)
+def test_paths_of_the_training_are_not_exported(root, kept):
+    """Data, start and run folder; the configuration stays valid."""
+    training = {
+        "output": "/home/zoe/run",
+        "init_from": "/home/zoe/a.ckpt",
+        "init_skip": ["head"],
+        "wandb": "zoe",
+    }
+    config = config_from_dict({"data": {"root": root, "radius": 5.0}, "training": training})
+    found = config_to_dict(without_paths(config, "toy"))
+    assert config_to_dict(config_from_dict(found)) == found
+    assert found["data"]["root"] == kept
+    assert found["data"]["radius"] == 5.0
+    assert found["training"]["output"] == "runs/toy"
+    assert "zoe" not in str(found)
+
+
+def test_equal_file_names_stay_apart(finished_run, tmp_path):
+    """An energy each, by the folder that tells them apart; others by their name alone."""
+    for name, count in (("a/x", 1), ("b/x", 2), ("b/y", 1)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_toy_lmdb(tmp_path / f"{name}.lmdb", count, first_seed=len(name) + count)
+    done = export_checkpoint(
+        finished_run.best_checkpoint, tmp_path / "toy.ckpt", [str(tmp_path / "a"), str(tmp_path / "b")]
+    )
+    assert done.expected is not None
+    energies = json.loads(done.expected.read_text(encoding="utf-8"))["energies_eV"]
+    assert list(energies) == ["a/x.lmdb:0", "b/x.lmdb:0", "b/x.lmdb:1", "y.lmdb:0"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "toy.ckpt", "toy.json"]

@@ -9,7 +9,7 @@ from typing import Any
 from molflt.bench import attention_settings, training_settings
 from molflt.bench.attention_settings import parse_lengths
 from molflt.cli.shared import OK, add_command, add_group, count, positive, positive_number, print_note
-from molflt.terminal import print_tables
+from molflt.terminal import print_tables, print_text
 
 
 def add_parser(commands: Any) -> None:
@@ -140,7 +140,7 @@ def _graphs(arguments: argparse.Namespace) -> int:
 
     result = bench_graphs(arguments.atoms, arguments.radius, arguments.repeats, arguments.clock)
     if arguments.json:
-        print(json.dumps(graph_json(result), indent=1))
+        print_text(json.dumps(graph_json(result), indent=1) + "\n")
     else:
         print_tables(graph_table(result))
     return OK
@@ -163,7 +163,7 @@ def _prediction(arguments: argparse.Namespace) -> int:
             progress=status.update,
         )
     if arguments.json:
-        print(json.dumps(prediction_json(result), indent=1))
+        print_text(json.dumps(prediction_json(result), indent=1) + "\n")
     else:
         print_tables(*prediction_tables(result))
     return OK

@@ -8,6 +8,7 @@ from typing import Any
 
 from molflt.cli.settings import add_settings, given_config
 from molflt.cli.shared import OK, add_command, add_group
+from molflt.terminal import print_text
 
 
 def add_parser(commands: Any) -> None:
@@ -25,7 +26,7 @@ def run_show(arguments: argparse.Namespace) -> int:
 
     # A stream that cannot hold every character gets YAML's escapes.
     utf8 = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
-    sys.stdout.write(config_to_yaml(given_config(arguments), allow_unicode=utf8))
+    print_text(config_to_yaml(given_config(arguments), allow_unicode=utf8))
     return OK
 
 
@@ -35,5 +36,5 @@ def run_validate(arguments: argparse.Namespace) -> int:
 
     for path in arguments.configs:
         load_config(path)
-        print(f"{path}: ok")
+        print_text(f"{path}: ok\n")
     return OK

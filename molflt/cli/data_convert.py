@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from molflt.cli.shared import OK, SOME_FAILED, add_command, positive
+from molflt.terminal import print_text
 
 
 def add_parser(commands: Any) -> None:
@@ -52,5 +53,5 @@ def run(arguments: argparse.Namespace) -> int:
         total_energy_as_label=arguments.total_energy_as_label,
         progress=sys.stderr.isatty(),
     )
-    print("\n".join(report.lines()))
+    print_text("\n".join(report.lines()) + "\n")
     return SOME_FAILED if report.refused else OK

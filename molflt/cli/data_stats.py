@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from molflt.cli.shared import OK, add_command
-from molflt.terminal import print_tables
+from molflt.terminal import print_tables, print_text
 
 
 def add_parser(commands: Any) -> None:
@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     summary = dataset_statistics(arguments.path, progress=sys.stderr.isatty()).to_dict()
     if arguments.json:
-        print(json.dumps(summary, indent=1))
+        print_text(json.dumps(summary, indent=1) + "\n")
     else:
         print_tables(*statistics_tables(summary))
     return OK

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from molflt.cli.shared import OK, add_command
+from molflt.terminal import print_text
 
 
 def add_parser(commands: Any) -> None:
@@ -30,9 +31,9 @@ def run(arguments: argparse.Namespace) -> int:
     from molflt.export import export_checkpoint
 
     done = export_checkpoint(arguments.checkpoint, arguments.output, arguments.structures)
-    print(
-        f"{done.checkpoint}: {done.num_bytes / 1e6:.2f} MB, {done.num_parameters} parameters; {done.domain}"
+    print_text(
+        f"{done.checkpoint}: {done.num_bytes / 1e6:.2f} MB, {done.num_parameters} parameters; {done.domain}\n"
     )
     if done.expected is not None:
-        print(f"{done.expected}: what it predicts")
+        print_text(f"{done.expected}: what it predicts\n")
     return OK

@@ -10,13 +10,17 @@ from molflt.cli.shared import (
     OK,
     SOME_FAILED,
     add_command,
+    add_device,
     add_group,
+    check_output_file,
     positive,
     positive_number,
     print_error,
     print_note,
+    usable_device,
 )
 from molflt.errors import InputError
+from molflt.terminal import print_text
 
 
 def add_parser(commands: Any) -> None:
@@ -27,6 +31,7 @@ def add_parser(commands: Any) -> None:
     make.add_argument("checkpoints", metavar="CHECKPOINT", nargs="+", help="of several the mean is written")
     _add_data(make, "test")
     make.add_argument("--batch-size", metavar="N", type=positive, help="systems per batch")
+    add_device(make)
     check = add_command(below, "check", run_check, "compare a leaderboard file with a data set")
     check.add_argument("file", metavar="FILE", help="the .npz file")
     _add_data(check, "test")
@@ -51,10 +56,17 @@ def _add_data(parser: argparse.ArgumentParser, part: str) -> None:
 
 def run_make(arguments: argparse.Namespace) -> int:
     """Write the file."""
+    check_output_file(arguments.output, ".npz", [*arguments.checkpoints, arguments.data])
+
     from molflt.evaluation import make_leaderboard
 
     counts = make_leaderboard(
-        arguments.checkpoints, arguments.data, arguments.output, arguments.part, arguments.batch_size
+        arguments.checkpoints,
+        arguments.data,
+        arguments.output,
+        arguments.part,
+        arguments.batch_size,
+        usable_device(arguments.device),
     )
     numbers = ", ".join(f"{domain} {count}" for domain, count in counts.items())
     print_note(f"wrote {arguments.output}: {numbers} systems")
@@ -69,7 +81,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     for problem in problems:
         print_error(InputError(f"{arguments.file}: {problem}"))
     if not problems:
-        print(f"{arguments.file} fits {arguments.data} ({arguments.part})")
+        print_text(f"{arguments.file} fits {arguments.data} ({arguments.part})\n")
     return SOME_FAILED if problems else OK
 
 

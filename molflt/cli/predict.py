@@ -13,10 +13,12 @@ from molflt.cli.shared import (
     OK,
     SOME_FAILED,
     add_command,
+    add_device,
     count,
     positive,
     print_error,
     print_note,
+    usable_device,
 )
 from molflt.errors import InputError
 from molflt.terminal import print_tables
@@ -74,7 +76,7 @@ def add_parser(commands: Any) -> None:
         default=128,
         help="structures per batch; changes no result",
     )
-    parser.add_argument("--device", metavar="NAME", default="cpu", help="cpu, cuda or cuda:N; %(default)s")
+    add_device(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -84,7 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         check_output(arguments.output, arguments.files)
     predictor = Predictor.from_checkpoint(
-        [arguments.checkpoint, *arguments.ensemble], _device(arguments.device), redraws=arguments.redraws
+        [arguments.checkpoint, *arguments.ensemble],
+        usable_device(arguments.device),
+        redraws=arguments.redraws,
     )
     relaxed = None
     if arguments.write_relaxed is not None:
@@ -95,7 +99,9 @@ def run(arguments: argparse.Namespace) -> int:
         relaxed = RelaxedFolder(arguments.write_relaxed)
     skipped: list[str] = []
     written = [path for path in (arguments.output, arguments.write_relaxed) if path is not None]
-    paths = expand_paths(arguments.files, sys.stdin, exclude=written, on_skip=skipped.append)
+    # Names need be no text in the encoding of the terminal.
+    listed = getattr(sys.stdin, "buffer", sys.stdin)
+    paths = expand_paths(arguments.files, listed, exclude=written, on_skip=skipped.append)
     outcomes = predictor.iter_predict(iter_inputs(paths, predictor.radius), arguments.batch_size)
     predicted = failed = 0
     with _sink(arguments.output, predictor) as show:
@@ -119,20 +125,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None and predictor.domain:
         print_note(f"checkpoint: {predictor.domain}")
     return SOME_FAILED if failed else OK
-
-
-def _device(name: str) -> str:
-    import torch
-
-    try:
-        if torch.device(name).type not in ("cpu", "cuda"):
-            raise RuntimeError
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"--device {name} cannot be used; give cpu, or cuda where torch finds one"
-        ) from error
-    return name
 
 
 @contextmanager

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 from molflt.errors import InputError, InputWarning
-
-if TYPE_CHECKING:
-    pass
 
 OK, SOME_FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -64,6 +63,37 @@ def positive_number(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"must be above 0 and finite, got {text}")
     return number
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add `--device`, to be checked by `usable_device`."""
+    parser.add_argument("--device", metavar="NAME", default="cpu", help="cpu, cuda or cuda:N; %(default)s")
+
+
+def usable_device(name: str) -> str:
+    """The name of a device on which torch can compute; `InputError` for another."""
+    import torch
+
+    try:
+        if torch.device(name).type not in ("cpu", "cuda"):
+            raise RuntimeError
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(
+            f"--device {name} cannot be used; give cpu, or cuda where torch finds one"
+        ) from error
+    return name
+
+
+def check_output_file(path: str, suffix: str, inputs: Iterable[str | os.PathLike[str]]) -> None:
+    """Raise `InputError` unless `path` can be written, ends in `suffix` and is none of the files read."""
+    target = Path(path)
+    if target.is_dir() or not target.parent.is_dir():
+        raise InputError(f"cannot write {path}; give a file name in a folder that exists")
+    if target.suffix != suffix:
+        raise InputError(f"cannot write {path}; give a name that ends in {suffix}")
+    if any(os.path.realpath(item) == os.path.realpath(target) for item in inputs):
+        raise InputError(f"{path} is an input of the command; give another file to write")
 
 
 def print_error(error: Exception) -> None:

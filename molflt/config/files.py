@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
 
+_YAML_NUMBERS = {"inf": ".inf", "+inf": ".inf", "-inf": "-.inf", "nan": ".nan"}
+"""How YAML, and so a word on the command line, spells what other programs call so."""
+
+
 def config_keys(section: type = Config, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     """Every setting as (dotted key, type, what it means), in the order of the dataclasses."""
     import docstring_parser
@@ -181,7 +185,10 @@ def _wrong_type(error: Exception, values: Any, overrides: Sequence[str]) -> str:
         key, equals, value = word.removeprefix("--").partition("=")
         if key == named[1]:
             got = value if equals else next(iter(overrides[number + 1 :]), got)
-    return f"{named[1]} must be {_in_words(hint)}, got {got!r}"
+    spelled = _YAML_NUMBERS.get(str(got).lower())
+    return f"{named[1]} must be {_in_words(hint)}, got {got!r}" + (
+        f" (YAML writes {spelled})" if spelled else ""
+    )
 
 
 def _in_words(hint: Any) -> str:

@@ -164,7 +164,9 @@ def _slab_tags(heights: NDArray[np.float64], adsorbate: NDArray[np.bool_]) -> ND
 
 def _described(tags: NDArray[np.int64], numbers: NDArray[np.int64]) -> str:
     atoms = np.flatnonzero(tags == ADSORBATE)
-    names = ", ".join(f"{chemical_symbols[numbers[atom]]}{atom}" for atom in atoms[:12])
+    places = ", ".join(str(atom) for atom in atoms[:12])
+    symbols = ", ".join(chemical_symbols[numbers[atom]] for atom in atoms[:12])
     more = f" and {len(atoms) - 12} more" if len(atoms) > 12 else ""
-    adsorbate = f"adsorbate {names}{more}" if len(atoms) else "no adsorbate"
+    word = "atom" if len(atoms) == 1 else "atoms"
+    adsorbate = f"adsorbate: {word} {places} ({symbols}){more}" if len(atoms) else "no adsorbate"
     return f"{adsorbate}; {(tags == SURFACE).sum()} surface atoms, {(tags == SUBSURFACE).sum()} below"

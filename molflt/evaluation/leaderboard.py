@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,11 +36,13 @@ def make_leaderboard(
     output: str | os.PathLike[str],
     part: str = "test",
     batch_size: int | None = None,
+    device: torch.device | str = "cpu",
 ) -> dict[str, int]:
-    """Predict the four splits `<part>_<domain>` under `root`, with the mean of the checkpoints.
+    """Predict the four splits `<part>_<domain>` under `root`, with the mean of the checkpoints, on `device`.
 
     The file appears whole or not at all. Returns the number of systems per domain. Raises `InputError` where
-    a split is missing, two of its systems have one id, or the file cannot be written.
+    a split is missing, two of its systems have one id, an energy is not finite, or the file cannot be
+    written.
     """
     target = Path(output)
     if target.suffix != ".npz" or not target.parent.is_dir():
@@ -55,7 +58,9 @@ def make_leaderboard(
         for checkpoint in loaded:
             data = replace(checkpoint.config.data, root=os.fspath(root))
             dataset = build_dataset(data, split, False)
-            sids, energy = predict_unlabelled(checkpoint.model, dataset, batch_size or data.batch_size)
+            sids, energy = predict_unlabelled(
+                checkpoint.model.to(device), dataset, batch_size or data.batch_size
+            )
             energies.append(energy.double())
         repeated = _repeated(sids.tolist())
         if repeated:
@@ -184,8 +189,8 @@ def _int_ids(ids: NDArray[Any]) -> list[int]:
 
 
 def _repeated(sids: list[int]) -> list[int]:
-    values, counts = np.unique(np.array(sids, dtype=np.int64), return_counts=True)
-    return values[counts > 1].tolist()
+    # Ids from a file may be larger than any integer type of NumPy.
+    return sorted(sid for sid, times in Counter(sids).items() if times > 1)
 
 
 def _named(sids: Sequence[int], text: str) -> str:

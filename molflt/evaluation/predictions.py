@@ -82,11 +82,22 @@ def selected(predictions: SplitPredictions, rows: Sequence[int]) -> SplitPredict
 
 
 def predicted_batches(model: Graphormer3D, dataset: Any, batch_size: int) -> Iterator[tuple[Any, Tensor]]:
-    """Batches of a data set with the energies [B] that the model finds for them."""
+    """Batches of a data set with the energies [B] that the model finds for them.
+
+    Raises `InputError` where an energy is NaN or infinite.
+    """
     device = model.energy_mean.device
     with torch.inference_mode():
         for batch in DataLoader(dataset, batch_size=batch_size):
-            yield batch, model(batch.to(device)).energy.cpu()
+            energy = model(batch.to(device)).energy.cpu()
+            bad = (~torch.isfinite(energy)).nonzero()
+            if len(bad):
+                row = int(bad[0])
+                raise InputError(
+                    f"the predicted energy of sid {int(batch.sid[row])} is {float(energy[row])}; use another "
+                    "checkpoint, or correct the record if others have finite energies"
+                )
+            yield batch, energy
 
 
 def _share(dataset: Dataset, rank: int, size: int) -> Any:

@@ -68,7 +68,9 @@ GROUPINGS: Mapping[str, Callable[[System], Sequence[str]]] = {
     "size": lambda system: (size_range(system.num_atoms),),
     "tag": lambda system: (system.tags,),
 }
-"""What errors can be broken down by; a system is in the group of each of its elements."""
+"""What errors can be broken down by; a system is in the group of each of its elements. `tag` is the set of
+tags that occur in it: it tells records without tags or adsorbate from others, and is one group where all have
+slab and adsorbate."""
 
 
 def grouped(systems: Sequence[System], grouping: str) -> dict[str, list[int]]:

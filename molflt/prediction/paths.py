@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
 
 from ase.io.formats import UnknownFileTypeError, filetype, ioformats
 
@@ -28,7 +27,7 @@ _COMPRESSED = (".gz", ".bz2", ".xz")
 
 def expand_paths(
     words: Iterable[str],
-    stdin: TextIO | None = None,
+    stdin: Iterable[str] | Iterable[bytes] | None = None,
     exclude: Iterable[str | os.PathLike[str]] = (),
     on_skip: Callable[[str], None] | None = None,
 ) -> Iterator[str | StructureError]:
@@ -38,7 +37,7 @@ def expand_paths(
         words: a file; a folder, which stands for the structure files anywhere below it, sorted, hidden ones
             and linked folders left out; a pattern with `*`, `?`, `[...]` or `**`; or `-` for a list in
             `stdin`, one file or folder a line. What exists under its literal name is taken as that.
-        stdin: where `-` reads its list.
+        stdin: lines that `-` reads its list from; bytes are names in whatever encoding files have.
         exclude: files and folders that are no input, such as the output: folders and patterns do not stand
             for them or for what is in them, and named as such they are an error.
         on_skip: told each file below a folder that is no structure file by content or name.
@@ -53,6 +52,9 @@ def expand_paths(
         return any(real == place or real.startswith(place + os.sep) for place in excluded)
 
     def expand(word: str, is_pattern: bool) -> Iterator[str | StructureError]:
+        if "\0" in word:
+            yield StructureError(word, None, "holds a NUL, as no name does; list one file a line")
+            return
         found = "matches no file; check the pattern"
         if os.path.isdir(word):
             paths, found = _walk(word, on_skip), "holds no structure file"
@@ -72,7 +74,7 @@ def expand_paths(
     for word in words:
         if word == STDIN:
             for line in stdin or ():
-                if name := line.rstrip("\r\n"):
+                if name := os.fsdecode(line).rstrip("\r\n"):
                     yield from expand(name, False)
         else:
             yield from expand(word, glob.has_magic(word) and not os.path.lexists(word))

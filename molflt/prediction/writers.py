@@ -168,12 +168,13 @@ class DatabaseWriter(Writer):
         self._pending = 0
 
     def add(self, outcome: Prediction | InputError) -> None:
-        if isinstance(outcome, InputError):
-            return
         if self._database is None:
             from ase.db import connect
 
             self._database = connect(str(self.path), type="db", append=False)
+            self._database.count()  # makes the file, which may stay without rows
+        if isinstance(outcome, InputError):
+            return
         if not self._pending:
             self._database.__enter__()
         values = structure_values(outcome, self.energy_meaning)

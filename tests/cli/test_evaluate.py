@@ -81,6 +81,17 @@ def test_a_leaderboard_file_is_made_checked_and_scored(best, tmp_path, capsys):
         (["evaluate", "{best}", "--threshold", "0"], "must be above 0"),
         (["evaluate", "{best}", "--report", "{tmp}/no/report.html"], "in a folder that exists"),
         (["evaluate", "{best}", "--csv", "{tmp}"], "in a folder that exists"),
+        (["evaluate", "{best}", "--csv", "{tmp}/rows.ckpt"], "a name that ends in .csv"),
+        (["evaluate", "{best}", "--report", "{tmp}/rows.csv"], "a name that ends in .html"),
+        (["evaluate", "{tmp}/a.csv", "--csv", "{tmp}/../{name}/a.csv"], "is an input of the command"),
+        (["evaluate", "{best}", "{tmp}/a.html", "--report", "{tmp}/a.html"], "is an input of the command"),
+        (["evaluate", "{best}", "--csv", "/dev/full"], "a name that ends in .csv"),
+        (["evaluate", "{best}", "--device", "warp"], "--device warp cannot be used"),
+        (["leaderboard", "make", "{tmp}/a.npz", "{tmp}/a.npz", "--data", "x"], "is an input of the command"),
+        (
+            ["leaderboard", "make", "{tmp}/a.npz", "{best}", "--data", "x", "--device", "meta"],
+            "--device meta cannot be used",
+        ),
         (["leaderboard", "check", "{tmp}/absent.npz", "--data", "{tmp}"], "no file"),
         (["leaderboard", "make", "{tmp}/out.npz", "{best}", "--data", "{tmp}"], "has no split 'test_id'"),
         (["leaderboard", "make", "{tmp}/out.npz", "{best}"], "--data"),
@@ -88,7 +99,8 @@ def test_a_leaderboard_file_is_made_checked_and_scored(best, tmp_path, capsys):
 )
 def test_bad_words_are_one_line(words, message, best, tmp_path, capsys):
     """Status 2, and nothing made."""
-    assert cli.main([word.format(best=best, tmp=tmp_path) for word in words]) == 2
+    values = {"best": best, "tmp": tmp_path, "name": tmp_path.name}
+    assert cli.main([word.format(**values) for word in words]) == 2
     out, err = capsys.readouterr()
     assert (out, len(err.splitlines())) == ("", 1)
     assert message in err

@@ -222,3 +222,25 @@ def test_names_that_are_no_text_are_printed_by_their_codes(best, tmp_path, capfd
         assert cli.main([*words, "--output", str(tmp_path / f"out.{suffix}")]) == 0
     with open(tmp_path / "out.csv", encoding="utf-8", errors="surrogateescape", newline="") as file:
         assert next(csv.DictReader(file))["path"] == os.fsdecode(name)
+
+
+def test_a_list_on_standard_input_may_hold_any_bytes(best, tmp_path, monkeypatch):
+    """Names that are no UTF-8 under a strict encoding; a NUL is an error in the place of its line."""
+    write(tmp_path / "ok.xyz", molecule("H2O"))
+    name = os.fsencode(tmp_path) + b"/caf\xe9.xyz"
+    os.rename(tmp_path / "ok.xyz", name)
+    lines = b"".join([name, b"\n", name, b"\0x\r\n\n", name, b"\n"])
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines), encoding="utf-8", errors="strict"))
+    output = tmp_path / "out.jsonl"
+    assert cli.main(["predict", best, "-", "--output", str(output), "--redraws", "0"]) == 1
+    items = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [item["error"] is None for item in items] == [True, False, True]
+    assert items[0]["path"] == items[2]["path"] == os.fsdecode(name)
+    assert "holds a NUL" in items[1]["error"]
+
+
+def test_no_folder_is_made_where_nothing_is_predicted(best, tmp_path):
+    """Only bad structures: neither the folder nor its parents appear."""
+    words = ["predict", best, str(tmp_path / "absent.xyz"), "--write-relaxed", str(tmp_path / "a" / "b")]
+    assert cli.main(words) == 2
+    assert list(tmp_path.iterdir()) == []

@@ -323,7 +323,7 @@ def test_the_surface_is_what_lies_within_two_angstrom_of_the_top() -> None:
 def test_notes_name_the_adsorbate_that_was_derived() -> None:
     """A reader of the result can check the judgement."""
     assert assigned(platinum(3, "CO")).notes == [
-        "tags derived from the geometry: adsorbate O12, C13; 4 surface atoms, 8 below"
+        "tags derived from the geometry: adsorbate: atoms 12, 13 (O, C); 4 surface atoms, 8 below"
     ]
     assert assigned(platinum(3)).notes == [
         "tags derived from the geometry: no adsorbate; 4 surface atoms, 8 below"

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from molflt import cli
 from molflt.build import build_dataset
 from molflt.checkpoint import load_checkpoint, model_from_config, save_checkpoint
 from molflt.errors import InputError
@@ -189,3 +190,25 @@ def test_written_tables_agree_with_the_scores(finished_run, other, tmp_path):
     with pytest.raises(InputError, match="cannot write"):
         write_csv(tmp_path / "no" / "rows.csv", evaluation)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.csv"]
+
+
+def test_energies_that_are_not_finite_are_refused(finished_run, toy_root, tmp_path, capsys):
+    """NaN weights: one line that names the first system, and no file, from both commands."""
+    checkpoint = load_checkpoint(finished_run.best_checkpoint)
+    for parameter in checkpoint.model.parameters():
+        parameter.data.fill_(float("nan"))
+    bad = tmp_path / "nan.ckpt"
+    save_checkpoint(bad, checkpoint)
+    for domain in ("id", "ood_ads", "ood_cat", "ood_both"):
+        write_toy_lmdb(tmp_path / f"test_{domain}.lmdb", 2, first_seed=7, labels=False)
+    before = sorted(tmp_path.iterdir())
+    rows, report = str(tmp_path / "rows.csv"), str(tmp_path / "report.html")
+    for words, sid in (
+        (["evaluate", str(bad), "--csv", rows, "--report", report], 1100),
+        (["leaderboard", "make", str(tmp_path / "out.npz"), str(bad), "--data", str(tmp_path)], 1007),
+    ):
+        assert cli.main(words) == 2
+        out, err = capsys.readouterr()
+        assert (out, len(err.splitlines())) == ("", 1)
+        assert f"the predicted energy of sid {sid} is nan; use another checkpoint" in err
+    assert sorted(tmp_path.iterdir()) == before

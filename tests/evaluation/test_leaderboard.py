@@ -88,6 +88,14 @@ FAULTS = {
         ["ood_cat: 5 ids are not in the data (1202, 1203, 1204, ...)"],
     ),
     "no ids": ({"ood_cat_ids": np.array(["a", "b"])}, ["ood_cat: ids are <U1 and not integers"]),
+    "ids beyond 64 bits": (
+        {"ood_cat_ids": np.array(["1200", "1201", str(2**64)]), "ood_cat_energy": np.zeros(3, np.float32)},
+        ["ood_cat: 1 ids are not in the data (18446744073709551616)"],
+    ),
+    "ids of a thousand digits": (
+        {"ood_cat_ids": np.array(["1200", "9" * 5000])},
+        ["ood_cat: ids are <U5000 and not integers"],
+    ),
     "half precision": ({"ood_cat_energy": np.zeros(2, np.float16)}, ["ood_cat: energies are float16"]),
     "NaN": (
         {"ood_cat_energy": np.array([np.nan, np.inf], np.float32)},

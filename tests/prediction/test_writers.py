@@ -130,6 +130,18 @@ def test_a_file_is_made_with_the_first_row_and_replaces_an_older_one(predictions
     assert count == 1
 
 
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "extxyz", "db"])
+def test_errors_alone_replace_an_older_file_too(predictions, tmp_path, suffix):
+    """What is in the output is of the last command: no structure, and an ASE database that can be read."""
+    path = written(tmp_path / f"out.{suffix}", [predictions[0], predictions[1]])
+    written(path, [ERROR, ERROR])
+    if suffix == "db":
+        assert rows_in(path) == 0
+    else:
+        assert len(path.read_text().splitlines()) == {"csv": 3, "jsonl": 2, "extxyz": 0}[suffix]
+    assert [item.name for item in tmp_path.iterdir()] == [path.name]
+
+
 def test_a_full_disk_is_one_clear_error(predictions):
     """The device that is always full."""
     writer = CsvWriter(Path("/dev/full"), "x")
@@ -159,6 +171,7 @@ def test_an_input_is_never_the_output(tmp_path, monkeypatch):
 def test_relaxed_structures_are_files_by_row(predictions, tmp_path):
     """At the predicted positions, without an energy, in a folder that was empty."""
     folder = RelaxedFolder(tmp_path / "new" / "relaxed")
+    assert not (tmp_path / "new").exists(), "made with the first structure"
     paths = [folder.write(row, prediction) for row, prediction in zip((0, 7), predictions, strict=True)]
     assert [path.name[:7] for path in paths] == ["000000-", "000007-"]
     assert sorted(paths) == sorted((tmp_path / "new" / "relaxed").iterdir())
@@ -172,3 +185,5 @@ def test_relaxed_structures_are_files_by_row(predictions, tmp_path):
         RelaxedFolder(tmp_path / "new")
     with pytest.raises(InputError, match="cannot make the folder"):
         RelaxedFolder(paths[0])
+    with pytest.raises(InputError, match="cannot make the folder"):
+        RelaxedFolder(paths[0] / "below")

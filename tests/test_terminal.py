@@ -1,0 +1,34 @@
+"""Output that cannot be written is one line, whatever Python does with its buffers at the end."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FCC111 = Path(__file__).parents[1] / "configs" / "fcc111"
+SCRIPT = """
+import sys
+from rich.table import Table
+from molflt import cli, terminal
+if sys.argv[1] == "table":
+    cli.run = lambda words: terminal.print_tables(Table("name"))
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("words", [["table"], ["config", "show", str(next(FCC111.glob("*.yaml")))]])
+def test_a_full_disk_is_one_line_and_status_2(words):
+    """A table and a text, on the device that is always full."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+    assert done.stderr.splitlines() == [
+        "molflt: error: cannot write standard output: No space left on device; make room or send it elsewhere"
+    ]
+    assert done.returncode == 2
