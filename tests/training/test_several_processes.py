@@ -90,6 +90,13 @@ def test_batches_of_unequal_sizes_do_not_hang(folder):
     assert all(row["train/energy_mae"] > 0 for row in rows)
 
 
+def test_a_process_without_a_validation_batch_counts_for_nothing(folder, tiny_config):
+    """Each split is one batch, which the second process repeats."""
+    settings = SETTINGS | {"data.max_atoms": 500}
+    one = train(tiny_config(folder / "one-few", **settings), progress=False)
+    assert_same_curve(rows_of(folder / "few"), rows_of(one.output))
+
+
 def test_sharded_training_has_the_curve_of_one_process(folder):
     """FSDP, stopped within an epoch and resumed, its averaged weights put together in the checkpoint."""
     assert_same_curve(rows_of(folder / "resumed-fsdp"), rows_of(folder / "ddp"))
