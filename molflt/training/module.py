@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,13 @@ class RelaxedEnergyTraining(LightningModule):
         self._step: tuple[Data, Shares, float, StepResult] | None = None
         self.skipped: list[str] = []
         """What was wrong with each step that was left out."""
+        self.prepare_data_per_node = False
+        self.open_output: Callable[[], None] | None = None
+        """Called in the first process, before anything is written, once all processes have met."""
+
+    def prepare_data(self) -> None:
+        if self.open_output is not None:
+            self.open_output()
 
     def configure_optimizers(self) -> Any:
         optim = self.config.optim
