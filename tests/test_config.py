@@ -326,3 +326,9 @@ def test_reading_a_configuration_imports_no_torch(yaml_file):
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program, str(path)], check=True)
+
+
+def test_a_run_does_not_validate_on_what_it_trains_on(yaml_file):
+    """The best checkpoint would be that of the training error."""
+    with pytest.raises(InputError, match=r"data\.val_splits must be without data\.train_split = 'train'"):
+        load_config(yaml_file("data: {val_splits: [val_id, train]}"))
