@@ -5,12 +5,14 @@ Imports no torch, so that a refusal is instant.
 
 from __future__ import annotations
 
+import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
 
 from molflt.config import Config, save_config
 from molflt.errors import InputError
+from molflt.run_lock import LOCK
 
 ENTRIES = (
     "config.yaml",
@@ -26,6 +28,15 @@ ENTRIES = (
 
 RESUME_NEWEST, RESUME_PREVIOUS = "resume.ckpt", "resume-previous.ckpt"
 """In `checkpoints`: the state to continue from, and the one before it."""
+
+
+def is_first_process() -> bool:
+    """Whether this process is the one that writes, of all that a launcher, or Lightning, started."""
+    numbers = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"))
+    first = next((number for number in numbers if number), "0")
+    # Without a launcher, the first process of each node starts the others of it.
+    node = "0" if os.environ.get("RANK") else os.environ.get("NODE_RANK") or "0"
+    return first == node == "0"
 
 
 def has_resume_state(output: Path) -> bool:
@@ -46,7 +57,7 @@ def check_run_folder(output: Path, overwrite: bool = False, resume: bool = False
         raise InputError(f"the run folder {output} is a file; {choose}")
     if not output.is_dir() or (resume and has_resume_state(output)):
         return
-    if not any(entry.suffix != ".partial" for entry in output.iterdir()):
+    if not any(entry.suffix != ".partial" and entry.name != LOCK for entry in output.iterdir()):
         return
     if resume:
         if (output / "config.yaml").is_file() and not any((output / "checkpoints").glob("*.ckpt")):

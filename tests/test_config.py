@@ -341,3 +341,9 @@ def test_infinity_and_nan_are_told_their_yaml_spelling(word, message):
     with pytest.raises(InputError, match=message):
         config_from_dict({}, overrides=[word])
     assert config_from_dict({}, overrides=["--optim.grad_clip=.inf"]).optim.grad_clip == float("inf")
+
+
+def test_a_run_does_not_validate_on_what_it_trains_on(yaml_file):
+    """The best checkpoint would be that of the training error."""
+    with pytest.raises(InputError, match=r"data\.val_splits must be without data\.train_split = 'train'"):
+        load_config(yaml_file("data: {val_splits: [val_id, train]}"))

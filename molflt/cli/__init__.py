@@ -26,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status.
 
     0: done; 1: some of the input failed (`predict`: structures that could not be read); 2: bad input, said in
-    one line on stderr; 130: interrupted. With `--debug` bad input raises instead.
+    one line on stderr, or a file or connection that failed; 130: interrupted. With `--debug` what status 2 is
+    for raises instead.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
@@ -47,6 +48,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output has gone; Python's own flush at exit must not fail on it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
+    except OSError as error:
+        if debug:
+            raise
+        where = f" {error.filename}" if error.filename else ""
+        print_error(
+            InputError(
+                f"cannot read or write{where}: {error.strerror or error}; see that it is there, may be used "
+                "and has room (--debug shows the place in the program)"
+            )
+        )
+        return BAD_INPUT
 
 
 def run(words: Sequence[str]) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from molflt.cli.shared import OK, add_command, add_group, count, positive
+from molflt.terminal import print_text
 
 _FOLDER = "folder, in which the set's files are replaced; %(default)s"
 
@@ -71,5 +72,5 @@ def _told(folder: Path) -> int:
     from molflt.data.lmdb import RecordReader
 
     for path in sorted(folder.rglob("*.lmdb")):
-        print(f"{path}: {len(RecordReader(path))} systems")
+        print_text(f"{path}: {len(RecordReader(path))} systems\n")
     return OK

@@ -8,6 +8,9 @@ from typing import Any
 from molflt.cli.shared import OK, add_command
 from molflt.terminal import print_tables
 
+SHOWN = 8
+"""Names in a cell."""
+
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
@@ -33,6 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         "gradients that are not finite": result.gradients,
     }
     for what, found in rows.items():
-        table.add_row(what, ", ".join(found) or "none")
+        more = [f"{len(found) - SHOWN} more"] if len(found) > SHOWN else []
+        table.add_row(what, ", ".join([*found[:SHOWN], *more]) or "none")
     print_tables(table)
     return OK

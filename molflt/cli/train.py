@@ -42,15 +42,15 @@ def seeds(text: str) -> list[int]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, and say where the best checkpoints are."""
-    from molflt.run_folder import check_run_folder
+    from molflt.run_folder import check_run_folder, is_first_process
 
     config = given_config(arguments)
     how = {"overwrite": arguments.overwrite, "resume": arguments.resume}
-    if arguments.seeds is None:
+    if arguments.seeds is None and is_first_process():
         check_run_folder(Path(config.training.output), **how)
 
     # Fails fast above: this imports torch.
-    from molflt.training import is_first_process, train, train_seeds
+    from molflt.training import train, train_seeds
 
     if arguments.seeds is None:
         results = {config.seed: train(config, **how)}

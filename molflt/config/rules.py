@@ -43,6 +43,8 @@ def _data_rules(data: DataConfig) -> Iterator[Rule]:
     yield "data.root", data.root.strip(), "a path"
     yield "data.train_split", data.train_split.strip(), "a split's name"
     yield "data.val_splits", splits and all(map(str.strip, splits)), "a list of split names"
+    train = data.train_split
+    yield "data.val_splits", train not in splits, f"without data.train_split = {train!r}"
     yield "data.val_splits", len({*splits}) == len(splits), "free of repetitions"
     yield "data.radius", 0 < data.radius < math.inf, "above 0 Å and finite"
     yield "data.max_neighbors", cap is None or cap >= 1, "null or at least 1"

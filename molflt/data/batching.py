@@ -91,8 +91,8 @@ class SystemBatchSampler(Sampler[list[Key]]):
     Training (`shuffle`) takes the systems in an order drawn from (seed, epoch) and gives each replica
     the same number of batches. Where the last step has fewer batches than replicas, the others repeat a batch
     that the epoch has had, with `share` 0. Validation (not `shuffle`) gives each system exactly once over
-    all replicas; those that the last step has nothing for get one batch less, and none at all where there
-    are fewer batches than replicas.
+    all replicas; those that the last step has nothing for get one batch less. Where there are fewer batches
+    than replicas, the others repeat one, with `share` 0: no replica is without a batch.
 
     Args:
         sizes: atoms or edges of each system, N; only their number matters without `budget`.
@@ -163,7 +163,8 @@ class SystemBatchSampler(Sampler[list[Key]]):
     def __len__(self) -> int:
         """Batches of this replica in an epoch, the same in each."""
         whole, rest = divmod(len(self._lengths), self.num_replicas)
-        return whole + int(rest > (0 if self.shuffle else self.rank))
+        own = whole + int(rest > (0 if self.shuffle else self.rank))
+        return max(own, int(len(self._lengths) > 0))
 
     def __iter__(self) -> Iterator[list[Key]]:
         epoch, (order, batches) = self.epoch, self.plan()

@@ -5,7 +5,6 @@ from molflt.training.data import SplitStatistics, measure_statistics
 from molflt.training.module import RelaxedEnergyTraining
 from molflt.training.run import TrainingResult, train
 from molflt.training.several import SeedSummary, summarize, train_seeds
-from molflt.training.trainer import is_first_process
 
 __all__ = [
     "RelaxedEnergyTraining",
@@ -13,7 +12,6 @@ __all__ = [
     "SplitStatistics",
     "TrainingResult",
     "WeightAverage",
-    "is_first_process",
     "measure_statistics",
     "summarize",
     "train",

@@ -14,6 +14,7 @@ from molflt.errors import InputError
 
 _PHRASES = ("out of memory", "can't allocate memory", "not enough memory")
 _SHOWN_SIDS = 8
+_ANEW = "in a new run (training.init_from starts it from this one's weights)"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -31,7 +32,10 @@ def describe_out_of_memory(batch: Any, config: DataConfig) -> str:
         config: what made the batch.
     """
     if batch is None:
-        return f"out of memory outside a batch; lower training.cache_gib or {_knob(config)}"
+        return (
+            "out of memory outside a batch; lower training.cache_gib, with which --resume goes on, or "
+            f"{_knob(config)} {_ANEW}"
+        )
     sids = batch.sid.tolist() if "sid" in batch else []
     shown = f" (sids {', '.join(map(str, sids[:_SHOWN_SIDS]))}" if sids else ""
     if sids:
@@ -41,7 +45,7 @@ def describe_out_of_memory(batch: Any, config: DataConfig) -> str:
     knob = _knob(config) if count > 1 else "data.radius, data.max_neighbors or the sizes under model"
     return (
         f"out of memory on a batch of {systems}, {len(batch.atomic_numbers)} atoms and "
-        f"{batch.edge_index.shape[1]} edges{shown}; lower {knob}"
+        f"{batch.edge_index.shape[1]} edges{shown}; lower {knob} {_ANEW}"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from molflt.errors import InputError
 from molflt.run_folder import write_text
 
 
@@ -37,18 +38,27 @@ class MetricsCsv(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Append a row; ValueError for a metric without a column."""
+        """Append a row; ValueError for a metric without a column, `InputError` where it cannot be written."""
         new = not self.path.exists()
-        with self.path.open("a", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerow({"step": step, **metrics})
+        try:
+            with self.path.open("a", encoding="utf-8", newline="") as file:
+                writer = csv.DictWriter(file, self.columns, lineterminator="\n")
+                if new:
+                    writer.writeheader()
+                writer.writerow({"step": step, **metrics})
+        except OSError as error:
+            raise InputError(
+                f"cannot write {self.path}: {error.strerror}; make room there (the run then goes on with "
+                "--resume)"
+            ) from error
 
 
 def keep_rows(path: Path, count: int) -> None:
     """Cut a file that `MetricsCsv` wrote after `count` rows, those of the epochs that a run goes on after."""
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"cannot read {path}: {error}; remove it and its rows start anew") from error
     write_text(path, "".join(lines[: count + 1]))

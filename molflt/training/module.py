@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,6 @@ class RelaxedEnergyTraining(LightningModule):
 
     def __init__(self, config: Config, model: Graphormer3D, metadata: CheckpointMetadata) -> None:
         super().__init__()
-        # Of a small split there may not be a batch for each process.
-        self.allow_zero_length_dataloader_with_multiple_devices = True
         self.config = config
         self.model = model
         self.metadata = metadata
@@ -80,6 +78,13 @@ class RelaxedEnergyTraining(LightningModule):
         self._step: tuple[Data, Shares, float, StepResult] | None = None
         self.skipped: list[str] = []
         """What was wrong with each step that was left out."""
+        self.prepare_data_per_node = False
+        self.open_output: Callable[[], None] | None = None
+        """Called in the first process, before anything is written, once all processes have met."""
+
+    def prepare_data(self) -> None:
+        if self.open_output is not None:
+            self.open_output()
 
     def configure_optimizers(self) -> Any:
         optim = self.config.optim
@@ -246,9 +251,13 @@ class RelaxedEnergyTraining(LightningModule):
         # In full precision, as evaluation and prediction are: the same weights get the same score.
         with torch.autocast(self.device.type, enabled=False):
             energy = self.model(batch).energy
+        loaders = self.trainer.val_dataloaders
+        assert loaders is not None
+        # A process without a batch of its own has one of another's, as all have to take part in the sums.
+        counted = len(energy) if loaders[dataloader_idx].batch_sampler.share(batch_idx) else 0
         target = batch.y_relaxed.to(energy.dtype)
         for metric in self._val_metrics_of(dataloader_idx):
-            metric.update(energy, target)
+            metric.update(energy[:counted], target[:counted])
 
     def on_validation_epoch_end(self) -> None:
         for number, split in enumerate(self.config.data.val_splits):

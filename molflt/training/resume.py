@@ -35,9 +35,13 @@ FREE_SETTINGS = frozenset(
         "training.accelerator",
         "training.cache_gib",
         "training.checkpoint_every",
+        "training.on_nonfinite",
+        "training.tensorboard",
+        "training.wandb",
     }
 )
-"""What does not change the weights that come out; the data at `data.root` are compared by content."""
+"""What does not change the weights that come out, `training.on_nonfinite` where no step is left out; the data
+at `data.root` are compared by content."""
 
 
 @dataclass(frozen=True)
@@ -134,9 +138,15 @@ class ResumeWriter(Checkpoint):
         growing = newest.with_name(f".{newest.name}.partial")
         trainer.save_checkpoint(growing, weights_only=False)
         if trainer.is_global_zero:
-            if newest.exists():
-                newest.replace(self.folder / RESUME_PREVIOUS)
-            growing.replace(newest)
+            try:
+                if newest.exists():
+                    newest.replace(self.folder / RESUME_PREVIOUS)
+                growing.replace(newest)
+            except OSError as error:
+                raise InputError(
+                    f"cannot write {newest}: {error.strerror}; see that the folder stays in place while a "
+                    "run is writing it"
+                ) from error
         # No process goes on, or ends, before the state that all would take up is in its place.
         trainer.strategy.barrier("resume state")
 
@@ -191,7 +201,9 @@ def find_resume_point(output: Path) -> ResumePoint | None:
             note = f"{problems[0]}; continuing from {path.name}, step {point.step}" if problems else ""
             return ResumePoint(**{**vars(point), "note": note})
     if problems:
-        raise InputError(f"no state of this run can be read ({'; '.join(problems)}); start it anew")
+        raise InputError(
+            f"no state of this run can be read ({'; '.join(problems)}); start it anew with --overwrite"
+        )
     return None
 
 

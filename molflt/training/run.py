@@ -20,7 +20,15 @@ from molflt.checkpoint import CheckpointMetadata, load_checkpoint, model_from_co
 from molflt.config import Config, save_config
 from molflt.data.batching import SystemBatchSampler
 from molflt.domain import measure_domain
-from molflt.run_folder import check_run_folder, prepare_run_folder, write_text
+from molflt.errors import InputError
+from molflt.run_folder import (
+    check_run_folder,
+    has_resume_state,
+    is_first_process,
+    prepare_run_folder,
+    write_text,
+)
+from molflt.run_lock import RunLock
 from molflt.training.curves import write_curves
 from molflt.training.data import check_labels, fit_references, measure_statistics, warn_of_total_energies
 from molflt.training.loaders import build_loader, prepared_samples
@@ -39,9 +47,9 @@ from molflt.training.resume import (
 )
 from molflt.training.trainer import (
     LastEpochValidation,
+    check_launch,
     check_loggers,
     checkpoint_callbacks,
-    is_first_process,
     launched,
     make_loggers,
     make_trainer,
@@ -87,14 +95,17 @@ def train(
     accelerator = resolve_accelerator(config)
     precision = lightning_precision(config.training.precision, accelerator)
     check_loggers(config)
+    check_launch(config)
     is_first = is_first_process()
-    if is_first:
-        check_run_folder(output, overwrite, resume)
-    data = data_fingerprints(config.data)
-    point = find_resume_point(output) if resume else None
-    if point is not None:
-        check_continues(point, config, data, math.prod(launched(config)))
-    with isolate_rng(), quiet_libraries():
+    with isolate_rng(), quiet_libraries(), RunLock(output) as lock:
+        if is_first:
+            check_run_folder(output, overwrite, resume)
+            if output.is_dir():
+                lock.acquire()
+        data = data_fingerprints(config.data)
+        point = find_resume_point(output) if resume else None
+        if point is not None:
+            check_continues(point, config, data, math.prod(launched(config)))
         seed_everything(config.seed, workers=True, verbose=False)
         module, train_set, val_sets = prepare_training(config)
         if config.training.init_from is not None and not (point and point.step):
@@ -113,14 +124,21 @@ def train(
         val_loaders = [build_loader(val_set, config, False, *place) for val_set in val_sets]
         if point is not None:
             _go_to(train_loader, point)
-        if is_first:
+
+        def open_output() -> None:
+            lock.acquire()
+            if point is None:
+                # Another run may have begun, and even ended, since.
+                check_run_folder(output, overwrite, resume and not has_resume_state(output))
             _open_run_folder(output, config, data, point)
+
+        module.open_output = open_output
         with memory.told():
             _fit(trainer, module, train_loader, val_loaders, point)
         if trainer.is_global_zero:
             paths = {best.best_model_path, last.best_model_path}
             _describe_domain(config, paths, trainer.strategy.root_device)
-            write_curves(output)
+            _draw(output)
     assert best.best_model_score is not None
     return TrainingResult(
         output=output,
@@ -140,10 +158,23 @@ def _open_run_folder(output: Path, config: Config, data: dict[str, str], point: 
     else:
         if point.note:
             print(f"molflt: {point.note}", file=sys.stderr)
-        leave_only(point)
         keep_rows(output / "metrics.csv", point.epoch)
-        save_config(config, output / "config.yaml")
+        try:
+            leave_only(point)
+            save_config(config, output / "config.yaml")
+        except OSError as error:
+            raise InputError(
+                f"cannot write the run folder {output}: {error.strerror}; make room there"
+            ) from error
     write_text(output / "versions.json", json.dumps(provenance(data), indent=1) + "\n")
+
+
+def _draw(output: Path) -> None:
+    """Draw the curves; a run has not failed where that does."""
+    try:
+        write_curves(output)
+    except (OSError, ValueError, KeyError) as error:
+        print(f"molflt: cannot draw {output / 'loss.png'}: {error}; the run is complete", file=sys.stderr)
 
 
 def _go_to(loader: DataLoader, point: ResumePoint) -> None:

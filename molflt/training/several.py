@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from molflt.config import Config
-from molflt.run_folder import check_run_folder
+from molflt.errors import InputError
+from molflt.run_folder import check_run_folder, is_first_process
 from molflt.training.run import TrainingResult, train
 
 
@@ -38,10 +39,15 @@ def train_seeds(
 ) -> dict[int, TrainingResult]:
     """Train with one seed after the other, each as `train` does, and return the results by seed.
 
-    Raises `InputError` before the first where a run folder is in use, and as `train`.
+    Raises `InputError` before the first where a run folder is in use, or the seeds' own folder holds a run,
+    and as `train`.
     """
     configs = {seed: seed_config(config, seed) for seed in seeds}
-    for each in configs.values():
+    if (Path(config.training.output) / "config.yaml").exists():
+        raise InputError(
+            f"{config.training.output} holds a run of its own; choose another --training.output for the seeds"
+        )
+    for each in configs.values() if is_first_process() else ():
         check_run_folder(Path(each.training.output), overwrite, resume)
     return {
         seed: train(each, overwrite=overwrite, resume=resume, progress=progress)

@@ -36,7 +36,7 @@ class StepResult(NamedTuple):
     """What a process's part of a step gives."""
 
     loss: Tensor
-    """The process's part of the loss; NaN, with NaN gradients, where it is not finite."""
+    """The process's part of the loss; its gradients are NaN where it is not finite."""
     energy: Tensor
     """[B], eV."""
     delta_pos_mae: Tensor | None
@@ -87,6 +87,8 @@ def step_result(model: Graphormer3D, batch: Data, delta_pos_weight: float, share
         scaled = delta_pos_loss(delta_pos, batch.delta_pos, ~free_atoms(batch), model.delta_pos_std)
         loss = loss + delta_pos_weight * shares.free_atoms * scaled
         delta_pos_mae = scaled.detach() * model.delta_pos_std
-    # The gradient of an infinite loss may be finite; made NaN it is seen, and by all processes.
-    loss = loss * torch.where(loss.detach().isfinite(), 1.0, torch.nan)
+    if loss.requires_grad:
+        # The gradient of an infinite loss may be finite; made NaN it is seen, and by all processes.
+        factor = torch.where(loss.detach().isfinite(), 1.0, torch.nan)
+        loss.register_hook(lambda gradient: gradient * factor)
     return StepResult(loss, energy.detach(), delta_pos_mae)

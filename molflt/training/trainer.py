@@ -21,7 +21,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
-from lightning.pytorch.utilities import rank_zero_only
 from torch.nn.parallel import DistributedDataParallel
 
 from molflt.checkpoint import read_archive, write_atomically
@@ -103,10 +102,25 @@ def launched(config: Config) -> tuple[int, int]:
     )
 
 
-def is_first_process() -> bool:
-    """Whether this process is the one that writes, of all that a launcher started."""
-    # Lightning reads it from what launchers leave in the environment.
-    return getattr(rank_zero_only, "rank", 0) == 0
+def check_launch(config: Config) -> None:
+    """Raise `InputError` where a launcher started another number of processes than the configuration says."""
+    launcher = variable = ""
+    if torch.distributed.is_available() and torch.distributed.is_torchelastic_launched():
+        launcher, variable = "torchrun", "WORLD_SIZE"
+    elif os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        launcher, variable = "srun", "SLURM_NTASKS"
+    started = os.environ.get(variable, "")
+    if not started.isdigit():
+        return
+    devices, num_nodes = launched(config)
+    if devices * num_nodes != int(started):
+        remedy = " (for srun: --nodes and --ntasks-per-node)" if launcher == "srun" else ""
+        raise InputError(
+            f"{launcher} started {started} processes ({variable}), and training.devices x training.num_nodes "
+            f"are {devices} x {num_nodes}; leave both settings null, or start as many{remedy}"
+        )
+    if launcher == "srun" and int(started) > 1 and not os.environ.get("SLURM_NTASKS_PER_NODE"):
+        raise InputError(f"srun started {started} processes without --ntasks-per-node; give it that")
 
 
 def make_strategy(config: Config, num_processes: int) -> Strategy | str:

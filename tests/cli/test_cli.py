@@ -1,6 +1,7 @@
 """The command line end to end: train, evaluate, predict, and one line for every kind of bad input."""
 
 import csv
+import errno
 import json
 import subprocess
 import sys
@@ -196,6 +197,22 @@ def test_debug_shows_where_an_error_comes_from():
     for words in (["--debug", "train", "absent.yaml"], ["train", "absent.yaml", "--debug"]):
         with pytest.raises(InputError, match=r"absent\.yaml"):
             cli.main(words)
+
+
+def test_a_file_that_fails_ends_in_one_line(monkeypatch, capsys):
+    """Whatever part of the program it failed in; `--debug` shows which."""
+
+    def full():
+        raise OSError(errno.ENOSPC, "No space left on device", "run/versions.json")
+
+    monkeypatch.setattr(cli, "make_parser", full)
+    assert cli.main(["train"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("molflt: error: cannot read or write run/versions.json: No space left on device; ")
+    assert err.count("\n") == 1
+    with pytest.raises(OSError, match="No space left"):
+        cli.main(["train", "--debug"])
 
 
 def test_an_interrupt_exits_with_130(monkeypatch, capsys):

@@ -49,10 +49,18 @@ def test_replicas_train_the_same_number_of_batches_in_every_epoch(settings, numb
 
 def test_validation_repeats_nothing_and_replicas_differ_by_one_batch_at_most():
     """15 systems in batches of 4 over 3 replicas: 12 and then one each; 13 leave the last two without."""
-    for count, expected in ((15, [2, 2, 2]), (13, [2, 1, 1]), (2, [1, 1, 0])):
+    for count, expected in ((15, [2, 2, 2]), (13, [2, 1, 1]), (3, [1, 1, 1])):
         samplers = replicas(3, sizes=np.ones(count), batch_size=4, shuffle=False)
         assert [len(sampler) for sampler in samplers] == expected
         assert sorted(itertools.chain(*itertools.chain(*samplers))) == list(range(count))
+
+
+@pytest.mark.parametrize("settings", [{"batch_size": 4}, {"budget": 613}])
+def test_no_replica_is_without_a_validation_batch(settings):
+    """One system for 3 replicas: two of them repeat it, and it counts once."""
+    samplers = replicas(3, sizes=[7], shuffle=False, **settings)
+    assert [list(sampler) for sampler in samplers] == [[[0]]] * 3
+    assert [sampler.share(0) for sampler in samplers] == [3.0, 0.0, 0.0]
 
 
 def test_replicas_share_what_one_process_takes_with_the_same_global_batch():

@@ -64,6 +64,7 @@ def main(path, folder):
 
     train(config("repeated", "--data.train_split", "val_b", "--data.val_splits", "[val_a]"), progress=False)
     train(config("budget", "--data.max_atoms", "37"), progress=False)
+    train(config("few", "--data.max_atoms", "500"), progress=False)
 
     def stopping(self, batch, batch_idx):
         if self.global_step == 5:

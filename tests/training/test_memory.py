@@ -9,6 +9,8 @@ from molflt.training import train
 from molflt.training.loaders import build_loader, prepared_samples
 from molflt.training.memory import describe_out_of_memory, is_out_of_memory
 
+ANEW = "in a new run (training.init_from starts it from this one's weights)"
+
 
 def test_errors_of_either_allocator_are_recognised_and_others_are_not():
     """The CPU's is a plain RuntimeError; this one is its own."""
@@ -38,14 +40,14 @@ def test_the_line_names_systems_atoms_edges_sids_and_the_setting(tiny_config, tm
     sids = batch.sid.tolist()
     assert describe_out_of_memory(batch, config.data) == (
         f"out of memory on a batch of 11 systems, 111 atoms and {edges} edges "
-        f"(sids {', '.join(map(str, sids[:8]))} and 3 more); lower {knob}"
+        f"(sids {', '.join(map(str, sids[:8]))} and 3 more); lower {knob} {ANEW}"
     )
     (alone,) = build_loader(samples[4:5], config, training=False)
     assert describe_out_of_memory(alone, config.data).startswith(
         "out of memory on a batch of 1 system, 17 atoms"
     )
     assert "(sids 1004); lower data.radius" in describe_out_of_memory(alone, config.data)
-    assert describe_out_of_memory(None, config.data).endswith(knob)
+    assert describe_out_of_memory(None, config.data).endswith(f"--resume goes on, or {knob} {ANEW}")
 
 
 @pytest.mark.parametrize("when", ["training", "validation"])
@@ -60,7 +62,9 @@ def test_a_run_that_ends_so_says_it_in_one_line(tiny_config, tmp_path, monkeypat
 
     monkeypatch.setattr(Graphormer3D, "forward", hungry)
     settings = {"training.epochs": 1, "data.batch_size": 3}
-    with pytest.raises(InputError, match=r"out of memory on a batch of 3 systems.*data\.batch_size = 3$"):
+    with pytest.raises(
+        InputError, match=r"out of memory on a batch of 3 systems.*data\.batch_size = 3 in a new run"
+    ):
         train(tiny_config(tmp_path / "run", **settings), progress=False)
 
     def broken(self, batch):

@@ -4,6 +4,7 @@ import csv
 
 import pytest
 
+from molflt.errors import InputError
 from molflt.training.metrics_csv import MetricsCsv
 
 
@@ -23,3 +24,10 @@ def test_a_metric_without_a_column_is_an_error(tmp_path):
     """It would otherwise be lost in silence."""
     with pytest.raises(ValueError, match="other"):
         MetricsCsv(tmp_path / "metrics.csv", ["loss"]).log_metrics({"other": 1.0}, step=1)
+
+
+def test_a_row_that_cannot_be_written_is_one_line(tmp_path):
+    """The folder has gone; the line names the file and the cause."""
+    path = tmp_path / "gone" / "metrics.csv"
+    with pytest.raises(InputError, match=rf"^cannot write {path}: No such file or directory; .*--resume"):
+        MetricsCsv(path, ["loss"]).log_metrics({"loss": 1.0}, step=1)

@@ -9,8 +9,9 @@ import torch
 
 from molflt import cli
 from molflt.errors import InputError
-from molflt.training import module, train
+from molflt.training import module, step, train
 from molflt.training.nonfinite import NonFiniteStep, describe, suspects
+from molflt.training.objective import energy_loss
 from molflt.training.replay import replay
 
 BAD_SID = 1004
@@ -56,7 +57,24 @@ def test_a_run_that_diverges_stops_and_its_step_can_be_repeated(tiny_config, tmp
     assert result.gradients
     assert result.weights == result.fields == []
     assert cli.main(["replay", str(path)]) == 0
-    assert result.first_module in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert result.first_module in out
+    more = len(result.gradients) - 8
+    assert more > 1
+    assert f"{result.gradients[7]}, {more} more" in out
+    assert result.gradients[8] not in out
+
+
+def test_an_infinite_loss_is_said_to_be_infinite(tiny_config, tmp_path, monkeypatch):
+    """Not to be NaN, which only its gradients are made, that all processes see it."""
+    monkeypatch.setattr(step, "energy_loss", lambda *arguments: energy_loss(*arguments) * torch.inf)
+    with pytest.raises(InputError, match="the loss is inf at step 0"):
+        train(tiny_config(tmp_path / "run"), progress=False)
+    [path] = (tmp_path / "run" / "nonfinite").iterdir()
+    result = replay(path)
+    assert result.step.loss == result.loss == math.inf
+    assert result.gradients
+    assert result.energies == {}
 
 
 def test_a_repeated_step_is_the_same_step(tiny_config, tmp_path, poisoned):

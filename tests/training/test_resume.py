@@ -17,6 +17,7 @@ from molflt.data.lmdb import write_lmdb
 from molflt.errors import InputError
 from molflt.testing import toy_records
 from molflt.training import RelaxedEnergyTraining, train
+from molflt.training.resume import check_continues, find_resume_point
 
 KILLS = 20
 SETTINGS = {
@@ -113,7 +114,9 @@ def test_states_that_are_all_damaged_are_an_error(tiny_config, tmp_path, monkeyp
     train_until(config, 7, monkeypatch)
     for path in (tmp_path / "run" / "checkpoints").glob("resume*.ckpt"):
         path.write_bytes(b"0" * 100)
-    with pytest.raises(InputError, match="no state of this run can be read"):
+    with pytest.raises(
+        InputError, match=r"no state of this run can be read .*; start it anew with --overwrite"
+    ):
         train(config, resume=True, progress=False)
 
 
@@ -153,7 +156,12 @@ def test_other_settings_are_refused_by_name_and_harmless_ones_are_not(tiny_confi
     with pytest.raises(InputError) as caught:
         train(tiny_config(output, **SETTINGS | changes), resume=True, progress=False)
     assert "optim.lr was 0.001 and is 0.003; training.epochs was 11 and is 12" in str(caught.value)
-    train_until(tiny_config(output, **SETTINGS | {"training.cache_gib": 0.0}), 5, monkeypatch, resume=True)
+    free = {"training.cache_gib": 0.0, "training.on_nonfinite": "skip", "training.tensorboard": False}
+    train_until(tiny_config(output, **SETTINGS | free), 5, monkeypatch, resume=True)
+    point = find_resume_point(output)
+    assert point is not None
+    assert point.step == 4
+    check_continues(point, tiny_config(output, **SETTINGS | {"training.wandb": "flt"}), point.data, 1)
 
 
 def test_other_data_under_the_same_name_are_refused(tiny_config, toy_root, tmp_path, monkeypatch):

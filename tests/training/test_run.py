@@ -1,10 +1,12 @@
 """Whole training runs on toy systems: what they leave, what they refuse, and that they repeat."""
 
 import csv
+import errno
 import signal
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from molflt.checkpoint import load_checkpoint, write_atomically
 from molflt.config import load_config
@@ -298,3 +300,23 @@ def test_fp16_on_a_cpu_is_refused_before_a_run_folder_is_made(tiny_config, tmp_p
     with pytest.raises(InputError, match=r"training\.precision is fp16, which takes a GPU"):
         train(tiny_config(tmp_path / "run", **{"training.precision": "fp16"}), progress=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_picture_that_cannot_be_drawn_does_not_fail_a_finished_run(
+    tiny_config, tmp_path, monkeypatch, capfd
+):
+    """It is said in one line, and the checkpoints are there."""
+
+    def full(self, *arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    settings = {"training.epochs": 1, "data.val_splits": "[val_b]"}
+    result = train(tiny_config(tmp_path / "run", **settings), progress=False)
+    assert result.best_checkpoint.exists()
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err == (
+        f"molflt: cannot draw {tmp_path / 'run' / 'loss.png'}: [Errno 28] No space left on device; "
+        "the run is complete\n"
+    )

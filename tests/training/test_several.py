@@ -47,6 +47,15 @@ def test_one_folder_in_use_stops_all_before_the_first(tiny_config, tmp_path):
     assert not (tmp_path / "runs" / "seed-3").exists()
 
 
+def test_seeds_do_not_go_into_the_folder_of_a_run(tiny_config, tmp_path):
+    """Whatever is to become of what it holds."""
+    (tmp_path / "config.yaml").write_text("seed: 3")
+    for how in ({}, {"overwrite": True}, {"resume": True}):
+        with pytest.raises(InputError, match="holds a run of its own; choose another"):
+            train_seeds(tiny_config(tmp_path, **SETTINGS), [3, 5], progress=False, **how)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
 @pytest.mark.parametrize("text", ["3,3", "-1", "a", ""])
 def test_seeds_are_different_numbers(tiny_config, tmp_path, text, capsys):
     """One line for anything else."""

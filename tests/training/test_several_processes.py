@@ -12,6 +12,7 @@ import torch
 from molflt.checkpoint import load_checkpoint
 from molflt.config import save_config
 from molflt.errors import InputError
+from molflt.run_folder import is_first_process
 from molflt.training import train
 
 SCRIPT = Path(__file__).with_name("several_processes.py")
@@ -90,6 +91,13 @@ def test_batches_of_unequal_sizes_do_not_hang(folder):
     assert all(row["train/energy_mae"] > 0 for row in rows)
 
 
+def test_a_process_without_a_validation_batch_counts_for_nothing(folder, tiny_config):
+    """Each split is one batch, which the second process repeats."""
+    settings = SETTINGS | {"data.max_atoms": 500}
+    one = train(tiny_config(folder / "one-few", **settings), progress=False)
+    assert_same_curve(rows_of(folder / "few"), rows_of(one.output))
+
+
 def test_sharded_training_has_the_curve_of_one_process(folder):
     """FSDP, stopped within an epoch and resumed, its averaged weights put together in the checkpoint."""
     assert_same_curve(rows_of(folder / "resumed-fsdp"), rows_of(folder / "ddp"))
@@ -138,3 +146,63 @@ def test_a_process_that_dies_ends_the_run_with_an_error(tiny_config, tmp_path):
     done = torchrun(tmp_path / "config.yaml", tmp_path / "run", "die", timeout=90)
     assert done.returncode != 0
     assert "SIGKILL" in done.stderr
+
+
+def test_two_processes_start_without_a_launcher(folder, tiny_config):
+    """`training.devices` alone makes the command start the second; the curve is torchrun's."""
+    settings = SETTINGS | {"data.max_atoms": 37, "training.devices": 2}
+    save_config(tiny_config(folder / "alone", **settings), folder / "alone.yaml")
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "molflt", "train", str(folder / "alone.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert done.stdout.count("best checkpoint") == 1
+    assert_same_curve(rows_of(folder / "alone"), rows_of(folder / "budget"))
+
+
+@pytest.mark.parametrize(
+    ("environment", "first"),
+    [
+        ({}, True),
+        ({"RANK": "0", "LOCAL_RANK": "0"}, True),
+        ({"RANK": "2", "LOCAL_RANK": "0"}, False),
+        ({"LOCAL_RANK": "1"}, False),
+        ({"NODE_RANK": "1"}, False),
+        ({"SLURM_PROCID": "3"}, False),
+    ],
+)
+def test_the_first_process_is_known_before_the_others_are_met(monkeypatch, environment, first):
+    """From what launchers, and Lightning, set."""
+    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert is_first_process() == first
+
+
+@pytest.mark.parametrize(
+    ("environment", "settings", "message"),
+    [
+        (
+            {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
+            {"training.devices": 3},
+            r"torchrun started 2 processes \(WORLD_SIZE\), .* are 3 x 1; leave both settings null",
+        ),
+        (
+            {"SLURM_NTASKS": "6", "SLURM_NTASKS_PER_NODE": "3", "SLURM_NNODES": "2"},
+            {"training.devices": 5},
+            r"srun started 6 processes \(SLURM_NTASKS\), .* are 5 x 2; .*--ntasks-per-node",
+        ),
+        ({"SLURM_NTASKS": "2"}, {}, r"srun started 2 processes .* are 1 x 1"),
+        ({"SLURM_NTASKS": "2"}, {"training.devices": 2}, "without --ntasks-per-node"),
+    ],
+)
+def test_another_number_of_processes_than_launched_is_refused(
+    monkeypatch, tiny_config, tmp_path, environment, settings, message
+):
+    """Before anything is written."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=message):
+        train(tiny_config(tmp_path / "run", **settings), progress=False)
+    assert list(tmp_path.iterdir()) == []
