@@ -30,6 +30,7 @@ def other():
     def start(folder):
         process = subprocess.Popen([sys.executable, "-c", HOLD, folder], stdout=subprocess.PIPE, text=True)
         processes.append(process)
+        assert process.stdout is not None
         assert process.stdout.readline() == "locked\n"
         return process
 

@@ -105,7 +105,7 @@ def launched(config: Config) -> tuple[int, int]:
 def check_launch(config: Config) -> None:
     """Raise `InputError` where a launcher started another number of processes than the configuration says."""
     launcher = variable = ""
-    if torch.distributed.is_available() and torch.distributed.is_torchelastic_launched():
+    if _by_torchrun():
         launcher, variable = "torchrun", "WORLD_SIZE"
     elif os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
         launcher, variable = "srun", "SLURM_NTASKS"
@@ -121,6 +121,11 @@ def check_launch(config: Config) -> None:
         )
     if launcher == "srun" and int(started) > 1 and not os.environ.get("SLURM_NTASKS_PER_NODE"):
         raise InputError(f"srun started {started} processes without --ntasks-per-node; give it that")
+
+
+def _by_torchrun() -> bool:
+    """Also within a SLURM job, whose variables then count tasks that are no processes of the training."""
+    return torch.distributed.is_available() and torch.distributed.is_torchelastic_launched()
 
 
 def make_strategy(config: Config, num_processes: int) -> Strategy | str:
@@ -174,7 +179,7 @@ def make_trainer(
     clip = config.optim.grad_clip
     devices, num_nodes = launched(config)
     plugins: list[Any] = [AtomicCheckpointIO()]
-    if SLURMEnvironment.detect():
+    if not _by_torchrun() and SLURMEnvironment.detect():
         # A job that is queued again continues with --resume.
         plugins.append(SLURMEnvironment(auto_requeue=False))
     return Trainer(

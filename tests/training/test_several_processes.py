@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 
 from molflt.checkpoint import load_checkpoint
 from molflt.config import save_config
 from molflt.errors import InputError
 from molflt.run_folder import is_first_process
 from molflt.training import train
+from molflt.training.trainer import check_launch, make_trainer
 
 SCRIPT = Path(__file__).with_name("several_processes.py")
 SETTINGS = {"training.epochs": 3, "training.validate_every": 1, "training.redraw_every": 4}
@@ -206,3 +208,17 @@ def test_another_number_of_processes_than_launched_is_refused(
     with pytest.raises(InputError, match=message):
         train(tiny_config(tmp_path / "run", **settings), progress=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_torchrun_within_a_slurm_job_says_which_process_is_which(monkeypatch, tiny_config, tmp_path):
+    """Rank 5 of 6, in the job's task 1 of 2."""
+    said = {"TORCHELASTIC_RUN_ID": "a", "RANK": 5, "LOCAL_RANK": 2, "GROUP_RANK": 1, "WORLD_SIZE": 6}
+    said |= {"LOCAL_WORLD_SIZE": 3, "GROUP_WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": 29517}
+    said |= {"SLURM_NTASKS": 2, "SLURM_NTASKS_PER_NODE": 1, "SLURM_PROCID": 1, "SLURM_LOCALID": 0}
+    for name, value in said.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(rank_zero_only, "rank", 0)
+    config = tiny_config(tmp_path / "run")
+    check_launch(config)
+    trainer = make_trainer(config, "cpu", "32-true", [], [])
+    assert (trainer.global_rank, trainer.world_size) == (5, 6)
