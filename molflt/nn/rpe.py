@@ -35,6 +35,8 @@ WEIGHT_FLOOR = 1e-3
 the query features' derivative in W_k by its inverse square root."""
 
 SPLITTER = 2.0**13 + 1
+CACHED_ELEMENTS = 2**20
+"""Phases that a CPU's caches hold together with their cosines and sines."""
 
 
 def split_high_low(x: Float[Tensor, "*S"]) -> tuple[Float[Tensor, "*S"], Float[Tensor, "*S"]]:
@@ -67,7 +69,8 @@ def phases(
 
 def cosine_and_sine(theta: Float[Tensor, "B H N R"]) -> Float[Tensor, "B H N 2*R"]:
     """[cos theta, sin theta]."""
-    if torch.is_grad_enabled() or theta.device.type != "cpu" or torch.compiler.is_compiling():
+    is_small = theta.numel() < CACHED_ELEMENTS
+    if is_small or torch.is_grad_enabled() or theta.device.type != "cpu" or torch.compiler.is_compiling():
         return torch.cat((theta.cos(), theta.sin()), dim=-1)
     # A head at a time, whose cosines and sines stay in cache: for long inputs twice as fast.
     both = theta.new_empty(*theta.shape[:-1], 2 * theta.shape[-1])

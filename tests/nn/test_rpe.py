@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from molflt.nn import rpe as rpe_module
 from molflt.nn.frequencies import FrequencySample, FrequencySampler, GaussianFrequencies
 from molflt.nn.matched_frequencies import MatchedMixtureFrequencies
 from molflt.nn.rpe import WEIGHT_FLOOR, FourierRPE, default_rpe, phases, split_high_low
@@ -107,7 +108,9 @@ def test_gradients_of_the_dense_bias_equal_those_of_the_product(asymmetric: bool
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
-def test_basis_is_bit_equal_with_and_without_gradients() -> None:
+@pytest.mark.parametrize("cached", [0, 2**20])
+def test_basis_is_bit_equal_with_and_without_gradients(cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpe_module, "CACHED_ELEMENTS", cached)
     rpe = default_rpe(3, 2, generator=torch.Generator().manual_seed(0))
     pos = 7 * torch.randn(5, 11, 2, generator=torch.Generator().manual_seed(1))
     with_gradients = rpe.basis(pos)
