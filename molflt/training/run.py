@@ -137,7 +137,7 @@ def train(
             _fit(trainer, module, train_loader, val_loaders, point)
         if trainer.is_global_zero:
             paths = {best.best_model_path, last.best_model_path}
-            _describe_domain(config, paths, trainer.strategy.root_device)
+            _describe_domain(train_set, config.data.batch_size, paths, trainer.strategy.root_device)
             _draw(output)
     assert best.best_model_score is not None
     return TrainingResult(
@@ -224,11 +224,12 @@ def _take_over(config: Config, module: RelaxedEnergyTraining, tell: bool) -> Non
             print(f"molflt: {source}: {line}", file=sys.stderr)
 
 
-def _describe_domain(config: Config, paths: Iterable[str], device: torch.device) -> None:
+def _describe_domain(
+    samples: Sequence[Data], batch_size: int, paths: Iterable[str], device: torch.device
+) -> None:
     """Store in checkpoint files where the training systems lie for their weights."""
-    samples = prepared_samples(config, config.data.train_split)
     for path in paths:
-        domain = measure_domain(load_checkpoint(path).model.to(device), samples, config.data.batch_size)
+        domain = measure_domain(load_checkpoint(path).model.to(device), samples, batch_size)
         update_metadata(path, domain=domain.to_dict())
 
 
