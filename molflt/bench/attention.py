@@ -18,8 +18,9 @@ import torch
 
 from molflt.bench.attention_contenders import AttentionInputs, Contender, make_contenders, make_inputs
 from molflt.bench.attention_results import AttentionBench, Measurement
-from molflt.bench.attention_settings import AttentionBenchSettings, Level, Mode, settings_from_arguments
+from molflt.bench.attention_settings import AttentionBenchSettings, Level, Mode
 from molflt.bench.measure import SquareMatmul, matmul_flops, peak_memory, thread_count, time_alternating
+from molflt.bench.options import read_options
 from molflt.errors import InputError
 
 MATMUL_SIZE = 1536
@@ -157,7 +158,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from molflt.bench.attention_report import print_report, write_report
 
-    settings = settings_from_arguments(arguments)
+    settings = read_options(AttentionBenchSettings, arguments)
     resolve_device(settings.device)
     try:
         Path(settings.output).mkdir(parents=True, exist_ok=True)

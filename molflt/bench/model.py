@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ from molflt.build import build_transform
 from molflt.checkpoint import model_from_config
 from molflt.config import Config, load_config
 from molflt.errors import InputError
+from molflt.terminal import print_tables, print_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -162,7 +162,8 @@ def run(arguments: argparse.Namespace) -> int:
     with Console(stderr=True).status("starting") as status:
         result = bench_model(config, arguments.atoms, arguments.repeats, status.update)
     if arguments.json:
-        print(json.dumps({"model": asdict(config.model), "radius": config.data.radius, **asdict(result)}))
+        content = {"model": asdict(config.model), "radius": config.data.radius, **asdict(result)}
+        print_text(json.dumps(content) + "\n")
     else:
-        Console(width=None if sys.stdout.isatty() else 120).print(result_table(result))
+        print_tables(result_table(result))
     return 0

@@ -12,14 +12,13 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from lightning.fabric.utilities.warnings import PossibleUserWarning
@@ -29,13 +28,19 @@ from torch.utils.data import Dataset
 from torch_geometric.data import Data
 
 from molflt.bench.measure import Spread, paired_ratio, spread, synchronize, thread_count
-from molflt.bench.training_settings import Clock, TrainingBenchSettings, settings_from_arguments
+from molflt.bench.options import read_options
+from molflt.bench.training_settings import Clock, TrainingBenchSettings
 from molflt.config import Config, load_config
 from molflt.errors import InputError
+from molflt.run_folder import write_text
+from molflt.terminal import print_tables, print_text
 from molflt.training.loaders import build_loader
 from molflt.training.run import prepare_training
 from molflt.training.step import shares_of, step_result
 from molflt.training.trainer import make_loggers, make_trainer, quiet_libraries, resolve_accelerator
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -210,17 +215,11 @@ def _run(config: Config, settings: TrainingBenchSettings, bare: bool) -> StepClo
     return clock
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """The command: measures, prints the table, writes training.json."""
-    from rich.console import Console
+def training_table(measurements: Sequence[TrainingMeasurement], clock: Clock) -> Table:
+    """What was measured, for the terminal."""
     from rich.table import Table
 
-    settings = settings_from_arguments(arguments)
-    with Console(stderr=True).status("starting") as status:
-        measurements = bench_training(settings, progress=status.update)
-    table = Table(
-        caption=f"step, bare, overhead: medians, {settings.clock} clock; overhead: loop over bare, less 1"
-    )
+    table = Table(caption=f"step, bare, overhead: medians, {clock} clock; overhead: loop over bare, less 1")
     for heading in ("data", "systems", "atoms", "edges", "systems/s", "step (ms)", "wait (%)", "bare (ms)"):
         table.add_column(heading, justify="left" if heading == "data" else "right")
     table.add_column("overhead (%)", justify="right")
@@ -236,7 +235,17 @@ def run(arguments: argparse.Namespace) -> int:
             f"{1e3 * row.bare.median:.1f}",
             f"{100 * row.overhead.median:.1f}",
         )
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    return table
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The command: measures, prints the table, writes training.json."""
+    from rich.console import Console
+
+    settings = read_options(TrainingBenchSettings, arguments)
+    with Console(stderr=True).status("starting") as status:
+        measurements = bench_training(settings, progress=status.update)
+    print_tables(training_table(measurements, settings.clock))
     path = Path(settings.output) / "training.json"
     content = {
         "settings": asdict(settings),
@@ -248,8 +257,8 @@ def run(arguments: argparse.Namespace) -> int:
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; choose another --output") from error
-    print(f"written: {path}")
+    write_text(path, json.dumps(content, indent=1) + "\n")
+    print_text(f"written: {path}\n")
     return 0

@@ -1,31 +1,18 @@
-"""What `molflt bench training` measures, and its command-line options.
+"""What `molflt bench training` measures, and its command-line options, made from one dataclass.
 
 This module imports no torch, so that the command line's help is instant.
 """
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Literal
 
-from molflt.errors import InputError
+from molflt.bench.options import CLOCK, check_numbers, check_output, option
 
 Clock = Literal["wall", "cpu"]
 
-_HELP = {
-    "config": "YAML file with the model and its training, as for molflt train",
-    "oc20": "OC20-format LMDB whose systems make the large batches; they are read again for each batch",
-    "oc20_batch_size": "systems per batch of the large systems",
-    "steps": "training steps that are timed",
-    "warmup": "training steps before them",
-    "workers": "data-loader worker processes",
-    "clock": "wall: time passed; cpu: the process's CPU time, for a machine that has other work to do; "
-    "systems/s and wait are by the wall clock in any case",
-    "threads": "CPU threads; by default torch's own choice",
-    "output": "folder for training.json",
-}
+_CLOCK = f"{CLOCK}; systems/s and wait are by the wall clock in any case"
 
 
 @dataclass(frozen=True)
@@ -36,51 +23,22 @@ class TrainingBenchSettings:
         InputError: a number below its minimum, or an output that is a file.
     """
 
-    config: str = "configs/fcc111/flt.yaml"
-    oc20: str = "datasets/oc20_sample"
-    oc20_batch_size: int = 8
-    steps: int = 40
-    warmup: int = 5
-    workers: int = 1
-    clock: Clock = "wall"
-    threads: int | None = None
-    output: str = "runs/bench-training"
+    config: str = option(
+        "configs/fcc111/flt.yaml", str, "YAML file with the model and its training, as for molflt train"
+    )
+    oc20: str = option(
+        "datasets/oc20_sample",
+        str,
+        "OC20-format LMDB whose systems make the large batches; they are read again for each batch",
+    )
+    oc20_batch_size: int = option(8, int, "systems per batch of the large systems")
+    steps: int = option(40, int, "training steps that are timed")
+    warmup: int = option(5, int, "training steps before them")
+    workers: int = option(1, int, "data-loader worker processes")
+    clock: Literal["wall", "cpu"] = option("wall", str, _CLOCK, ("wall", "cpu"))
+    threads: int | None = option(None, int, "CPU threads; by default torch's own choice")
+    output: str = option("runs/bench-training", str, "folder for training.json")
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("oc20_batch_size", 1),
-            ("steps", 2),
-            ("warmup", 1),
-            ("workers", 0),
-            ("threads", 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise InputError(f"{_flag(name)} must be at least {least}, got {value}")
-        if Path(self.output).exists() and not Path(self.output).is_dir():
-            raise InputError(f"--output {self.output} is a file; name a folder")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the command's options to `parser`."""
-    for setting in fields(TrainingBenchSettings):
-        is_text = isinstance(setting.default, str)
-        parser.add_argument(
-            _flag(setting.name),
-            type=str if is_text else int,
-            choices=("wall", "cpu") if setting.name == "clock" else None,
-            metavar=None if setting.name == "clock" else setting.name.upper(),
-            default=setting.default,
-            help=_HELP[setting.name] + ("" if setting.default is None else f"; {setting.default}"),
-        )
-
-
-def settings_from_arguments(arguments: Namespace) -> TrainingBenchSettings:
-    """Settings from parsed options."""
-    return TrainingBenchSettings(
-        **{setting.name: getattr(arguments, setting.name) for setting in fields(TrainingBenchSettings)}
-    )
+        check_numbers(self, {"oc20_batch_size": 1, "steps": 2, "warmup": 1, "workers": 0, "threads": 1})
+        check_output(self.output)

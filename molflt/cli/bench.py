@@ -6,9 +6,10 @@ import argparse
 import json
 from typing import Any
 
-from molflt.bench import attention_settings, training_settings
-from molflt.bench.attention_settings import parse_lengths
-from molflt.cli.shared import OK, add_command, add_group, count, positive, positive_number, print_note
+from molflt.bench.attention_settings import AttentionBenchSettings
+from molflt.bench.options import CLOCK, add_options, parse_lengths
+from molflt.bench.training_settings import TrainingBenchSettings
+from molflt.cli.shared import OK, add_command, add_group, count, positive, positive_number, print_note, seeds
 from molflt.terminal import print_tables, print_text
 
 
@@ -16,11 +17,11 @@ def add_parser(commands: Any) -> None:
     """Add `bench` and what is below it."""
     below = add_group(commands, "bench", "measure speed, memory and quality", "measurements", "NAME")
     attention = add_command(below, "attention", _attention, "FLT beside the Performers and exact softmax")
-    attention_settings.add_arguments(attention)
+    add_options(attention, AttentionBenchSettings)
     _add_graphs(add_command(below, "graphs", _graphs, "the periodic radius graph beside ASE's neighbor_list"))
     _add_model(add_command(below, "model", _model, "a training step of the whole model as one crystal grows"))
     training = add_command(below, "training", _training, "training speed, and what the loop adds")
-    training_settings.add_arguments(training)
+    add_options(training, TrainingBenchSettings)
     _add_prediction(
         add_command(below, "prediction", _prediction, "structures per second from files, and start-up")
     )
@@ -32,7 +33,7 @@ def _add_quality(below: Any) -> None:
         below, "quality", _quality, "train variants of the attention alike and compare their errors"
     )
     parser.add_argument("--plan", required=True, metavar="NAME", help="fcc111, qm7 or charged-fragments")
-    parser.add_argument("--seeds", type=_numbers, default=(0, 1, 2), metavar="N,N,...", help="0,1,2")
+    parser.add_argument("--seeds", type=seeds, default=[0, 1, 2], metavar="N,N,...", help="0,1,2")
     parser.add_argument("--variants", type=_words, default=(), metavar="NAME,...", help="the plan's own")
     parser.add_argument(
         "--output",
@@ -48,7 +49,7 @@ def _quality(arguments: argparse.Namespace) -> int:
 
     from molflt.bench.quality import QualityBench
 
-    bench = QualityBench(arguments.plan, arguments.seeds, arguments.variants, Path(arguments.output))
+    bench = QualityBench(arguments.plan, tuple(arguments.seeds), arguments.variants, Path(arguments.output))
     if not arguments.table:
         from molflt.training import train
 
@@ -59,13 +60,6 @@ def _quality(arguments: argparse.Namespace) -> int:
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be numbers with commas between, got {text!r}") from None
 
 
 def _attention(arguments: argparse.Namespace) -> int:
@@ -130,7 +124,7 @@ def _add_conditions(parser: argparse.ArgumentParser, repeats: int, clock: str) -
         "--clock",
         choices=("wall", "cpu"),
         default=clock,
-        help="wall: time passed; cpu: CPU time, for a machine that has other work to do; %(default)s",
+        help=f"{CLOCK}; %(default)s",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 

@@ -52,6 +52,17 @@ def positive(text: str) -> int:
     return _at_least(1, int(text))
 
 
+def seeds(text: str) -> list[int]:
+    """Argument type: different numbers of at least 0, with commas between."""
+    words = text.split(",")
+    numbers = [int(word) for word in words if word.strip().isdecimal() and int(word) < 2**32]
+    if len({*numbers}) < len(words):
+        raise argparse.ArgumentTypeError(
+            f"must be different numbers with commas between, from 0 to 2**32 - 1, got {text!r}"
+        )
+    return numbers
+
+
 def count(text: str) -> int:
     """Argument type: an integer of at least 0."""
     return _at_least(0, int(text))

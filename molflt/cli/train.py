@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from molflt.cli.settings import add_settings, given_config
-from molflt.cli.shared import OK, add_command, print_note
-from molflt.terminal import print_tables
+from molflt.cli.shared import OK, add_command, print_note, seeds
+from molflt.terminal import print_tables, print_text
 
 if TYPE_CHECKING:
     from molflt.training import TrainingResult
@@ -30,14 +30,6 @@ def add_parser(commands: Any) -> None:
         metavar="N,N,...",
         help="train once with each of these seeds, in the folders seed-N of the run folder",
     )
-
-
-def seeds(text: str) -> list[int]:
-    """Argument type: different numbers of at least 0, with commas between."""
-    numbers = [int(word) for word in text.split(",")]
-    if not all(0 <= number < 2**32 for number in numbers) or len(set(numbers)) < len(numbers):
-        raise argparse.ArgumentTypeError(f"must be different numbers from 0 to 2**32 - 1, got {text!r}")
-    return numbers
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -71,7 +63,7 @@ def report(result: TrainingResult, split: str, prefix: str) -> None:
     """Where the best checkpoint is, and what was left out."""
     weights = "EMA weights, " if result.averaged else ""
     mae = f"{weights}{split} MAE {result.best_energy_mae:.4f} eV"
-    print(f"{prefix}best checkpoint: {result.best_checkpoint} ({mae})")
+    print_text(f"{prefix}best checkpoint: {result.best_checkpoint} ({mae})\n")
     if result.skipped:
         count = len(result.skipped)
         print_note(f"{prefix}left out {count} steps that were not finite; the first: {result.skipped[0]}")

@@ -24,8 +24,9 @@ from molflt.bench.attention_contenders import (
 )
 from molflt.bench.attention_report import print_report, to_dict, write_report
 from molflt.bench.attention_results import AttentionBench
-from molflt.bench.attention_settings import AttentionBenchSettings, add_arguments
+from molflt.bench.attention_settings import AttentionBenchSettings
 from molflt.bench.measure import peak_memory
+from molflt.bench.options import add_options
 from molflt.errors import InputError
 
 LENGTHS = (1024, 7, 1031)
@@ -218,7 +219,7 @@ def test_the_tables_say_who_was_measured_skipped_and_absent(result: AttentionBen
 
 def test_the_command_measures_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_options(parser, AttentionBenchSettings)
     words = "--lengths 5,7 --heads 2 --head-dim 3 --features 4 --frequencies 2 --repeats 2"
     options = ["--clock", "cpu", "--level", "core"]
     output = tmp_path / "new" / "folder"
@@ -238,7 +239,7 @@ def test_a_folder_that_can_not_be_made_is_said_before_measuring(
     (tmp_path / "file").write_text("mine")
     monkeypatch.setattr(attention, "bench_attention", lambda *_, **__: pytest.fail("measured"))
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_options(parser, AttentionBenchSettings)
     with pytest.raises(InputError, match="can not be made: Not a directory"):
         attention.run(parser.parse_args(["--output", str(tmp_path / "file" / "folder")]))
 
@@ -246,7 +247,7 @@ def test_a_folder_that_can_not_be_made_is_said_before_measuring(
 def test_a_missing_device_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_options(parser, AttentionBenchSettings)
     with pytest.raises(InputError, match="no CUDA device"):
         attention.run(parser.parse_args(["--device", "cuda", "--output", str(tmp_path / "new")]))
     assert not (tmp_path / "new").exists()

@@ -7,19 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from molflt.bench.attention_settings import (
-    AttentionBenchSettings,
-    add_arguments,
-    parse_lengths,
-    settings_from_arguments,
-)
+from molflt.bench.attention_settings import AttentionBenchSettings
+from molflt.bench.options import add_options, parse_lengths, read_options
 from molflt.errors import InputError
 
 
 def parse(*words: str) -> AttentionBenchSettings:
     parser = argparse.ArgumentParser(exit_on_error=False)
-    add_arguments(parser)
-    return settings_from_arguments(parser.parse_args(words))
+    add_options(parser, AttentionBenchSettings)
+    return read_options(AttentionBenchSettings, parser.parse_args(words))
 
 
 def test_without_options_the_defaults_hold() -> None:
