@@ -14,21 +14,19 @@ checksums are verified first, so that a cut, altered or foreign file is one clea
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast, get_type_hints
+from typing import Any, get_type_hints
 
 import torch
 from ase.data import chemical_symbols
 from torch import Tensor
 
+from molflt.archive import read_archive, write_atomically
 from molflt.build import build_model
 from molflt.checkpoint_guards import (
-    check_archive,
     check_plain,
     has_type,
     largest_integer,
@@ -40,7 +38,7 @@ from molflt.domain import domain_from_dict
 from molflt.errors import InputError
 from molflt.models.embeddings import NUM_ELEMENTS
 from molflt.models.graphormer3d import Graphormer3D
-from molflt.pretrained import pretrained_names, resolve_checkpoint
+from molflt.pretrained import resolve_checkpoint
 
 FORMAT = "molflt-checkpoint"
 VERSION = 1
@@ -128,60 +126,6 @@ def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Non
     write_atomically({"state_dict": state, "molflt": section}, path)
 
 
-def write_atomically(content: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """`torch.save` to a neighbouring file that then takes the name: `path` is whole or untouched.
-
-    Raises `InputError` where the disk is full or can not be written.
-    """
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            sink = _Sink(file)
-            try:
-                torch.save(dict(content), cast("IO[bytes]", sink))
-            except RuntimeError:
-                # torch reports what its writer met as a state of its own.
-                if sink.error is None:
-                    raise
-                raise sink.error from None
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
-    except OSError as error:
-        intact = ", the one written before is intact" if target.exists() else ""
-        raise InputError(
-            f"cannot write {target}: {error.strerror}{intact}; make room there (a training run then goes on "
-            "with --resume)"
-        ) from error
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-
-
-class _Sink:
-    """A file as `torch.save` needs it, which remembers why it could not be written."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            return self.file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        try:
-            self.file.flush()
-        except OSError as error:
-            self.error = error
-            raise
-
-
 def update_metadata(path: str | os.PathLike[str], **changes: Any) -> None:
     """Replace entries of a checkpoint file's metadata, and leave all else in it as it is."""
     content = dict(read_archive(Path(path)))
@@ -206,45 +150,6 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     model = _build(config, state, path)
     _load_weights(model, state, path)
     return Checkpoint(config, model.eval(), metadata)
-
-
-def read_archive(path: Path) -> Mapping[str, Any]:
-    """What is in a `torch.save` file of plain values and tensors, on the CPU, its checksums verified.
-
-    Raises `InputError` for a file that is missing, cut, altered or foreign.
-    """
-    try:
-        if path.is_dir():
-            raise InputError(
-                f"{path} is a folder; give a checkpoint file, such as checkpoints/best.ckpt in a run folder"
-            )
-        path.open("rb").close()
-    except FileNotFoundError:
-        shipped = ", ".join(pretrained_names())
-        or_shipped = f", or the name of a shipped one ({shipped})" if shipped else ""
-        raise InputError(
-            f"no checkpoint at {path}; give a file that `molflt train` wrote{or_shipped}"
-        ) from None
-    except OSError as error:
-        raise InputError(f"cannot read the checkpoint {path}: {error.strerror}") from error
-    unreadable = (
-        f"{path} is no checkpoint, or a cut one; copy it again or give a file that `molflt train` wrote"
-    )
-    if not zipfile.is_zipfile(path):
-        raise InputError(unreadable)
-    # Reading hostile bytes can fail in any way; whatever it is, the file is at fault.
-    try:
-        damaged = check_archive(path)
-        content = None if damaged else torch.load(path, map_location="cpu", weights_only=True)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(unreadable) from error
-    if damaged:
-        raise InputError(f"{path} is damaged: {damaged} fails its checksum; copy it again from its source")
-    if not isinstance(content, Mapping):
-        raise InputError(f"{path} is no molflt checkpoint; give one that `molflt train` wrote")
-    return content
 
 
 def _section(content: Mapping[str, Any], path: Path) -> Mapping[str, Any]:

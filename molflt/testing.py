@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from molflt.data.lmdb import write_entries
+from molflt.data.lmdb_writer import write_entries
 from molflt.data.pickle_writer import Layout, dump_record
 
 _ELEMENTS = (1, 6, 8, 13, 29, 47, 78)

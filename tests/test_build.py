@@ -8,12 +8,12 @@ import yaml
 from torch_geometric.data import Batch, Data
 
 from molflt.build import (
-    _attention_builder,
     build_augmentation,
     build_dataset,
     build_model,
     build_transform,
 )
+from molflt.build_attention import attention_builder
 from molflt.config import AttentionConfig, DataConfig, ModelConfig, config_keys, load_config
 from molflt.data.transforms import random_rotation
 from molflt.errors import InputError
@@ -255,7 +255,7 @@ def test_fcc111_configurations_have_as_many_parameters_as_each_other():
 def test_positions_add_fewer_than_30000_parameters_to_the_attention_of_any_shipped_configuration(path):
     """At its real size. Near edges are biased by a weight per Gaussian and head."""
     config = load_config(path).model
-    layer = _attention_builder(config)()
+    layer = attention_builder(config)()
     num_rpes = 1 if config.attention.share_rpe else config.num_layers
     rpe = getattr(layer, "rpe", None)
     assert num_rpes * (0 if rpe is None else num_parameters(rpe)) < 30_000

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from molflt import checkpoint as module
+from molflt import archive
 from molflt.build import build_dataset
 from molflt.checkpoint import (
     Checkpoint,
@@ -369,7 +369,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(saved, monkeypatch):
     checkpoint, path = saved
     before = path.read_bytes()
 
-    write = module._Sink.write
+    write = archive._Sink.write
     written = 0
 
     def fail(self, data):
@@ -380,7 +380,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(saved, monkeypatch):
             raise self.error
         return write(self, data)
 
-    monkeypatch.setattr(module._Sink, "write", fail)
+    monkeypatch.setattr(archive._Sink, "write", fail)
     with pytest.raises(InputError, match=r"cannot write .*: No space left on device, the one written before"):
         save_checkpoint(path, checkpoint)
     assert written > 1000

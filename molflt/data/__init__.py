@@ -1,9 +1,10 @@
 """Structures as PyG `Data`: from OC20-format LMDBs and structure files, with periodic graphs."""
 
 from molflt.data.datasets import OC20IS2RE, list_splits
+from molflt.data.displacements import edge_displacement, minimum_image
 from molflt.data.fields import FIELDS, FieldSpec, StructureData, check_same_fields
-from molflt.data.graphs import edge_displacement, minimum_image, radius_graph
-from molflt.data.lmdb import write_lmdb
+from molflt.data.graphs import radius_graph
+from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.structures import (
     Structure,
     StructureError,

@@ -27,7 +27,7 @@ from molflt.data.charged_fragments_labels import (
     sheet_energy,
     smallest_separation,
 )
-from molflt.data.lmdb import write_lmdb
+from molflt.data.lmdb_writer import write_lmdb
 
 CHARGES = {"Na": 1.0, "Cl": -1.0}
 """In units of e."""

@@ -19,7 +19,7 @@ from ase import Atoms
 
 from molflt.data.ase_databases import write_database
 from molflt.data.ase_records import RECOMPUTABLE, atoms_from_record
-from molflt.data.lmdb import write_entries
+from molflt.data.lmdb_writer import write_entries
 from molflt.data.pickle_writer import dump_record
 from molflt.data.sources import iter_source
 from molflt.data.whole import PARTIAL, check_destination, whole_file, whole_folder

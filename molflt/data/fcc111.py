@@ -27,7 +27,7 @@ import torch
 
 from molflt.data.fcc111_report import write_split_report
 from molflt.data.fcc111_splits import assign_splits, choose_examples
-from molflt.data.lmdb import write_lmdb
+from molflt.data.lmdb_writer import write_lmdb
 from molflt.errors import InputError
 
 SITES = {"ontop": (0.0, 0.0), "bridge": (0.5, 0.0), "fcc": (1 / 3, 1 / 3), "hcp": (2 / 3, 2 / 3)}

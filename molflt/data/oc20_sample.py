@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from molflt.data.lmdb import write_lmdb
+from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import normalize_record
 from molflt.errors import InputError
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from molflt.data.lmdb import write_lmdb
+from molflt.data.lmdb_writer import write_lmdb
 from molflt.errors import InputError
 
 EV_PER_KCAL_PER_MOL = 4184.0 / (6.02214076e23 * 1.602176634e-19)

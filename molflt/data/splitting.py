@@ -24,7 +24,8 @@ import numpy as np
 from molflt.data.copying import copied_record
 from molflt.data.datasets import SPLIT_ORDER
 from molflt.data.fields import StructureData
-from molflt.data.lmdb import RecordReader, write_entries
+from molflt.data.lmdb import RecordReader
+from molflt.data.lmdb_writer import write_entries
 from molflt.data.records import normalize_record
 from molflt.data.sizes import KEEP_FROM, content_fingerprint, record_sizes
 from molflt.data.whole import PARTIAL, check_destination, whole_folder

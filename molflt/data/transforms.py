@@ -15,7 +15,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from molflt.data.graphs import minimum_image, radius_graph
+from molflt.data.displacements import minimum_image
+from molflt.data.graphs import radius_graph
 from molflt.errors import InputError
 
 VECTOR_FIELDS = ("pos", "pos_relaxed", "delta_pos", "cell", "force", "forces")

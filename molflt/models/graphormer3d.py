@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-from molflt.data.graphs import edge_displacement
+from molflt.data.displacements import edge_displacement
 from molflt.models.atoms import Atoms, centred, read_atoms
 from molflt.models.embeddings import EdgeGeometry, edge_geometry
 from molflt.models.encoder import Encoder

@@ -39,8 +39,9 @@ from molflt.nn.kernel_feature_maps import (
 )
 from molflt.nn.kernel_spectra import ShiftInvariantKernelSpectrum
 from molflt.nn.kernels import GaussianKernel, LaplacianKernel, MaternKernel, ShiftInvariantKernel
-from molflt.nn.lattice import LatticeFrequencies, lattice_frequencies, lattice_rpe
+from molflt.nn.lattice import LatticeFrequencies, lattice_frequencies
 from molflt.nn.lattice_attention import LatticeFLTAttention, LatticeRPE
+from molflt.nn.lattice_rpe import lattice_rpe
 from molflt.nn.local_spectra import LocalBoxSpectrum, SmoothLocalSpectrum
 from molflt.nn.matched_frequencies import MatchedKernelFrequencies, MatchedMixtureFrequencies
 from molflt.nn.near import EdgeFeatureNearBias, NearBias, NearGraph, RadialNearBias

@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from molflt.nn.lattice import LatticeFrequencies, image_sum, lattice_frequencies
+from molflt.nn.lattice import LatticeFrequencies, lattice_frequencies
+from molflt.nn.lattice_rpe import image_sum
 from molflt.nn.rpe import phases
 from molflt.nn.spectra import Spectrum
 

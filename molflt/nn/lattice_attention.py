@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from molflt.nn.attention import flt_attention
 from molflt.nn.couplings import AdditiveCoupling
 from molflt.nn.feature_maps import FeatureMap, PositiveRandomFeatures
-from molflt.nn.lattice import LatticeFrequencies, lattice_frequencies, lattice_rpe
+from molflt.nn.lattice import LatticeFrequencies, lattice_frequencies
+from molflt.nn.lattice_rpe import lattice_rpe
 from molflt.nn.multihead import zero_padding
 from molflt.nn.periodic import PeriodicAttention, PeriodicGeometry
 from molflt.nn.rpe import FourierRPE

@@ -12,15 +12,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import Parameter
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-
-def whole(value: Tensor) -> Tensor:
-    """A copy of a tensor; of one that is sharded over processes the whole, all of which have to call this."""
-    return value.full_tensor() if isinstance(value, DTensor) else value.clone()
+from molflt.training.sharding import whole
 
 
 class WeightAverage:

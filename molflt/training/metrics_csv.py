@@ -10,8 +10,17 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from molflt.config import Config
 from molflt.errors import InputError
 from molflt.run_folder import write_text
+
+
+def metric_names(config: Config) -> list[str]:
+    """Names of what a run logs per epoch, in order; validation metrics only where the epoch is validated."""
+    names = ["epoch", "lr", "seconds", "train/loss", "train/energy_mae"]
+    if any(config.optim.delta_pos_weight):
+        names.append("train/delta_pos_mae")
+    return names + [f"{split}/{name}" for split in config.data.val_splits for name in ("energy_mae", "ewt")]
 
 
 class MetricsCsv(Logger):

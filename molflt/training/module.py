@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
-from torch.distributed.fsdp import fully_shard
 from torch.nn import ModuleList
 from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
@@ -25,28 +23,13 @@ from molflt.errors import InputError
 from molflt.metrics import EnergyMAE, EnergyWithinThreshold
 from molflt.models.graphormer3d import Graphormer3D
 from molflt.nn.frequencies import resample_
-from molflt.training.averaging import WeightAverage, whole
-from molflt.training.nonfinite import (
-    NonFiniteStep,
-    describe,
-    gather,
-    gradient_norm,
-    reproducer_name,
-    save_reproducer,
-    suspects,
-)
+from molflt.training.averaging import WeightAverage
+from molflt.training.nonfinite import NonFiniteStep, describe, gather, gradient_norm, stop_at
 from molflt.training.objective import linear_weight
 from molflt.training.optimizers import build_optimizer, build_schedule
 from molflt.training.seeds import redraw_generator, seed_step
+from molflt.training.sharding import shard, whole
 from molflt.training.step import Shares, StepResult, free_atoms, shares_of, step_result
-
-
-def metric_names(config: Config) -> list[str]:
-    """Names of what a run logs per epoch, in order; validation metrics only where the epoch is validated."""
-    names = ["epoch", "lr", "seconds", "train/loss", "train/energy_mae"]
-    if any(config.optim.delta_pos_weight):
-        names.append("train/delta_pos_mae")
-    return names + [f"{split}/{name}" for split in config.data.val_splits for name in ("energy_mae", "ewt")]
 
 
 class RelaxedEnergyTraining(LightningModule):
@@ -98,12 +81,7 @@ class RelaxedEnergyTraining(LightningModule):
         if not isinstance(self.trainer.strategy, ModelParallelStrategy):
             return
         assert self.device_mesh is not None
-        mesh = self.device_mesh["data_parallel"]
-        # Positions are encoded for all layers at once, outside of them, so of a layer only the feed-forward
-        # part can be a unit of its own.
-        for layer in self.model.encoder.layers:
-            fully_shard(layer.ffn, mesh=mesh)
-        fully_shard(self.model, mesh=mesh)
+        shard(self.model, self.device_mesh["data_parallel"])
 
     def on_train_start(self) -> None:
         # Not before, as the weights have just moved to their device.
@@ -225,14 +203,7 @@ class RelaxedEnergyTraining(LightningModule):
         what = describe(steps)
         weights = {name: whole(value) for name, value in self.model.state_dict().items()}
         if self.config.training.on_nonfinite == "stop":
-            folder = Path(self.config.training.output) / "nonfinite"
-            saved = f"{folder / reproducer_name(suspects(steps)[0])}"
-            if own.rank in {step.rank for step in suspects(steps)}:
-                save_reproducer(folder, own, self.config, batch, weights, weight, shares)
-            raise InputError(
-                f"{what}; lower optim.lr, look at these records (molflt replay {saved}) or leave such steps "
-                "out (training.on_nonfinite skip)"
-            )
+            stop_at(steps, own, self.config, batch, weights, weight, shares)
         if not all(value.isfinite().all() for value in weights.values()):
             raise InputError(f"{what}, and so are weights; no later step can mend that: lower optim.lr")
         optimizer.zero_grad(set_to_none=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,8 +17,9 @@ from torch.nn import Parameter
 from torch.nn.utils import get_total_norm
 from torch_geometric.data import Data
 
-from molflt.checkpoint import write_atomically
+from molflt.archive import write_atomically
 from molflt.config import Config, config_to_dict
+from molflt.errors import InputError
 from molflt.training.step import Shares
 
 Value = TypeVar("Value")
@@ -101,6 +102,32 @@ def save_reproducer(
         "state_dict": plain(state),
     }
     write_atomically(content, folder / reproducer_name(step))
+
+
+def stop_at(
+    steps: Sequence[NonFiniteStep],
+    own: NonFiniteStep,
+    config: Config,
+    batch: Data,
+    state: Mapping[str, Tensor],
+    delta_pos_weight: float,
+    shares: Shares,
+) -> NoReturn:
+    """Save the reproducer where this process's step is to blame, and end training with an `InputError`.
+
+    Args:
+        steps: of all processes.
+        own: of this one; what follows is its part of the step.
+        config, batch, state, delta_pos_weight, shares: as in `save_reproducer`.
+    """
+    folder = Path(config.training.output) / "nonfinite"
+    blamed = suspects(steps)
+    if own.rank in {step.rank for step in blamed}:
+        save_reproducer(folder, own, config, batch, state, delta_pos_weight, shares)
+    raise InputError(
+        f"{describe(steps)}; lower optim.lr, look at these records (molflt replay "
+        f"{folder / reproducer_name(blamed[0])}) or leave such steps out (training.on_nonfinite skip)"
+    )
 
 
 def gather(value: Value) -> list[Value]:

@@ -13,7 +13,8 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch_geometric.data import Data
 
-from molflt.checkpoint import model_from_config, read_archive
+from molflt.archive import read_archive
+from molflt.checkpoint import model_from_config
 from molflt.config import config_from_dict
 from molflt.errors import InputError
 from molflt.training.nonfinite import FORMAT, VERSION, NonFiniteStep

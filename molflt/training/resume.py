@@ -18,7 +18,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.strategies import ModelParallelStrategy
 
-from molflt.checkpoint import read_archive
+from molflt.archive import read_archive
 from molflt.config import Config, config_from_dict, config_to_dict
 from molflt.errors import InputError
 from molflt.run_folder import RESUME_NEWEST, RESUME_PREVIOUS

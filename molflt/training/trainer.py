@@ -23,11 +23,10 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch.nn.parallel import DistributedDataParallel
 
-from molflt.checkpoint import read_archive, write_atomically
+from molflt.archive import read_archive, write_atomically
 from molflt.config import Config
 from molflt.errors import InputError
-from molflt.training.metrics_csv import MetricsCsv
-from molflt.training.module import metric_names
+from molflt.training.metrics_csv import MetricsCsv, metric_names
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

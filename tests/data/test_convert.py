@@ -13,7 +13,8 @@ from ase.constraints import FixAtoms, FixCartesian
 
 from molflt.data.convert import convert
 from molflt.data.datasets import OC20IS2RE
-from molflt.data.lmdb import RecordReader, write_lmdb
+from molflt.data.lmdb import RecordReader
+from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import normalize_record
 from molflt.errors import InputError
 from molflt.testing import assert_same_sample, toy_record, toy_records, write_toy_lmdb

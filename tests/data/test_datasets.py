@@ -9,7 +9,7 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.transforms import BaseTransform
 
 from molflt.data.datasets import OC20IS2RE, find_split, list_splits
-from molflt.data.lmdb import write_lmdb
+from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import normalize_record
 from molflt.errors import InputError
 from molflt.testing import (

@@ -35,7 +35,8 @@ from molflt.checkpoint import (
 from molflt.data.convert import convert
 from molflt.data.fields import FIELDS
 from molflt.data.inspect import inspect_lmdb
-from molflt.data.lmdb import RecordReader, write_entries
+from molflt.data.lmdb import RecordReader
+from molflt.data.lmdb_writer import write_entries
 from molflt.data.pickle_writer import dump_record
 from molflt.data.pickles import load_record, peek_record
 from molflt.data.records import normalize_record

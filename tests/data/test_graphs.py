@@ -12,7 +12,8 @@ from ase.neighborlist import neighbor_list
 from torch import Tensor
 
 from molflt.data.datasets import OC20IS2RE
-from molflt.data.graphs import SHELL_TOLERANCE, edge_displacement, minimum_image, radius_graph
+from molflt.data.displacements import edge_displacement, minimum_image
+from molflt.data.graphs import SHELL_TOLERANCE, radius_graph
 from molflt.data.transforms import random_rotation
 from molflt.errors import InputError
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from molflt.data.inspect import inspect_lmdb
-from molflt.data.lmdb import write_lmdb
+from molflt.data.lmdb_writer import write_lmdb
 from molflt.errors import InputError
 from molflt.testing import toy_record, toy_records, write_toy_lmdb
 

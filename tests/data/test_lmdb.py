@@ -12,8 +12,9 @@ import tracemalloc
 import lmdb
 import pytest
 
-from molflt.data.lmdb import RecordFile, RecordReader, find_lmdb_files, write_entries, write_lmdb
+from molflt.data.lmdb import RecordFile, RecordReader, find_lmdb_files
 from molflt.data.lmdb_pages import PageFile
+from molflt.data.lmdb_writer import write_entries, write_lmdb
 from molflt.data.records import normalize_record
 from molflt.errors import InputError
 from molflt.testing import assert_same_sample, toy_records, write_toy_lmdb

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from molflt.data.datasets import OC20IS2RE
-from molflt.data.lmdb import RecordReader, write_lmdb
+from molflt.data.lmdb import RecordReader
+from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.oc20_sample import build_oc20_sample
 from molflt.data.records import normalize_record
 from molflt.errors import InputError

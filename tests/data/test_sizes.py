@@ -6,7 +6,8 @@ import torch
 
 from molflt.data import sizes as module
 from molflt.data.datasets import OC20IS2RE
-from molflt.data.lmdb import RecordReader, write_lmdb
+from molflt.data.lmdb import RecordReader
+from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.sizes import content_fingerprint, graph_edges, record_sizes, sizes_path
 from molflt.data.transforms import RadiusGraph
 from molflt.errors import InputError

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from molflt.data.datasets import OC20IS2RE, list_splits
-from molflt.data.lmdb import RecordReader, write_lmdb
+from molflt.data.lmdb import RecordReader
+from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.records import normalize_record
 from molflt.data.splitting import assign_groups, group_name, parse_fractions, split_lmdb
 from molflt.errors import InputError

@@ -12,7 +12,7 @@ from ase.data import chemical_symbols
 
 from molflt.data import statistics as module
 from molflt.data.datasets import OC20IS2RE
-from molflt.data.lmdb import write_lmdb
+from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.statistics import (
     DataStatistics,
     Moments,

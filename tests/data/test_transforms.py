@@ -10,8 +10,9 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import Compose
 
 from molflt.data.datasets import OC20IS2RE
+from molflt.data.displacements import edge_displacement
 from molflt.data.fields import StructureData
-from molflt.data.graphs import edge_displacement, radius_graph
+from molflt.data.graphs import radius_graph
 from molflt.data.transforms import (
     DeltaPos,
     InterpolateNoise,

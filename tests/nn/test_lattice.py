@@ -12,13 +12,12 @@ from molflt.nn.feature_maps import PositiveRandomFeatures
 from molflt.nn.frequencies import FrequencySample
 from molflt.nn.lattice import (
     LatticeFrequencies,
-    image_sum,
     lattice_frequencies,
-    lattice_rpe,
     smallest_width,
     taper_window,
     truncation_error,
 )
+from molflt.nn.lattice_rpe import image_sum, lattice_rpe
 from molflt.nn.rpe import FourierRPE
 from molflt.nn.spectra import GaussianBasisSpectrum, GaussianMixtureSpectrum
 

@@ -6,8 +6,9 @@ import torch
 from molflt.nn.couplings import AdditiveCoupling
 from molflt.nn.feature_maps import PositiveRandomFeatures
 from molflt.nn.functional import softmax_attention
-from molflt.nn.lattice import image_sum, lattice_frequencies
+from molflt.nn.lattice import lattice_frequencies
 from molflt.nn.lattice_attention import LatticeFLTAttention, LatticeRPE, lattice_centre
+from molflt.nn.lattice_rpe import image_sum
 from molflt.nn.near import NearGraph
 from molflt.nn.periodic import PeriodicGeometry
 from molflt.nn.spectra import GaussianBasisSpectrum

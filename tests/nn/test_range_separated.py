@@ -9,7 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import molflt.nn.far_attention as far_attention
-from molflt.data.graphs import edge_displacement, radius_graph
+from molflt.data.displacements import edge_displacement
+from molflt.data.graphs import radius_graph
 from molflt.nn.far import FarModulation
 from molflt.nn.feature_maps import (
     FeatureMap,

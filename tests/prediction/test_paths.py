@@ -10,7 +10,7 @@ import pytest
 from ase.build import molecule
 from ase.io import write
 
-from molflt.data.lmdb import write_entries
+from molflt.data.lmdb_writer import write_entries
 from molflt.data.pickle_writer import dump_record
 from molflt.data.structures import Structure, StructureError
 from molflt.prediction import expand_paths, iter_inputs

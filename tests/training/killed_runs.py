@@ -11,7 +11,7 @@ import signal
 import sys
 import warnings
 
-from molflt import checkpoint
+from molflt import archive
 from molflt.config import load_config
 from molflt.training import RelaxedEnergyTraining, train
 
@@ -24,7 +24,7 @@ def kill() -> None:
 
 def train_until(config, steps: int, writes: int | None) -> None:
     """Continue the run; die before the step after `steps` steps, or in the middle of a write."""
-    start, write = RelaxedEnergyTraining.on_train_batch_start, checkpoint._Sink.write
+    start, write = RelaxedEnergyTraining.on_train_batch_start, archive._Sink.write
     counts = {"steps": 0, "writes": 0}
 
     def counted_start(self, batch, batch_idx):
@@ -43,7 +43,7 @@ def train_until(config, steps: int, writes: int | None) -> None:
         return write(self, data)
 
     RelaxedEnergyTraining.on_train_batch_start = counted_start
-    checkpoint._Sink.write = counted_write
+    archive._Sink.write = counted_write
     train(config, resume=True, progress=False)
 
 

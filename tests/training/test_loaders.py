@@ -7,8 +7,8 @@ import torch
 from torch_geometric.data import Batch
 
 from molflt.data.datasets import OC20IS2RE
-from molflt.data.graphs import minimum_image
-from molflt.data.lmdb import write_lmdb
+from molflt.data.displacements import minimum_image
+from molflt.data.lmdb_writer import write_lmdb
 from molflt.data.transforms import RadiusGraph
 from molflt.errors import InputError, InputWarning
 from molflt.training.loaders import build_loader, prepared_samples, system_sizes

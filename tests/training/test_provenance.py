@@ -6,7 +6,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 
-from molflt.data.lmdb import write_lmdb
+from molflt.data.lmdb_writer import write_lmdb
 from molflt.testing import toy_records
 from molflt.training.provenance import data_fingerprints, git_state
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from molflt import checkpoint
+from molflt import archive
 from molflt.checkpoint import load_checkpoint
 from molflt.config import save_config
-from molflt.data.lmdb import write_lmdb
+from molflt.data.lmdb_writer import write_lmdb
 from molflt.errors import InputError
 from molflt.testing import toy_records
 from molflt.training import RelaxedEnergyTraining, train
@@ -125,7 +125,7 @@ def test_a_full_disk_is_said_and_the_run_goes_on_once_there_is_room(
 ):
     """The state before the failed one is whole, nothing half-written is left."""
     config = tiny_config(tmp_path / "run", **SETTINGS)
-    write, left = checkpoint._Sink.write, 200_000
+    write, left = archive._Sink.write, 200_000
 
     def full(self, data):
         nonlocal left
@@ -136,14 +136,14 @@ def test_a_full_disk_is_said_and_the_run_goes_on_once_there_is_room(
         return write(self, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint._Sink, "write", full)
+        patch.setattr(archive._Sink, "write", full)
         with pytest.raises(InputError, match=r"cannot write .*: No space left on device.*--resume"):
             train(config, progress=False)
     assert left < 0
     folder = tmp_path / "run" / "checkpoints"
     assert not [path for path in folder.iterdir() if path.suffix != ".ckpt"]
     for path in folder.iterdir():
-        assert checkpoint.read_archive(path)
+        assert archive.read_archive(path)
     train(config, resume=True, progress=False)
     assert_same_run(tmp_path / "run", uninterrupted)
 

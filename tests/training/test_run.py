@@ -8,10 +8,11 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from molflt.checkpoint import load_checkpoint, write_atomically
+from molflt.archive import write_atomically
+from molflt.checkpoint import load_checkpoint
 from molflt.config import load_config
 from molflt.data.datasets import OC20IS2RE
-from molflt.data.lmdb import write_lmdb
+from molflt.data.lmdb_writer import write_lmdb
 from molflt.errors import InputError
 from molflt.evaluation import evaluate
 from molflt.training import RelaxedEnergyTraining, train, trainer

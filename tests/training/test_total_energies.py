@@ -7,7 +7,7 @@ import torch
 from molflt.checkpoint import load_checkpoint
 from molflt.cli import main
 from molflt.data.datasets import OC20IS2RE
-from molflt.data.lmdb import write_lmdb
+from molflt.data.lmdb_writer import write_lmdb
 from molflt.errors import InputWarning
 from molflt.evaluation import evaluate
 from molflt.prediction import Predictor
