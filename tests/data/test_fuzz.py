@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 from ase.build import bulk, fcc111, molecule
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from molflt.checkpoint import (
@@ -324,6 +324,7 @@ def test_any_pickle_within_a_checkpoint_whose_checksums_are_right(tmp_path, guar
         # The payload in place of the configuration, still within torch's own pickle.
         content = content[:-1] + pickle.dumps(Payload(guard.marker), protocol=2)[2:]
 
+    @example([])  # Loads, so that errors are the changes'.
     @given(edits)
     @inputs(0.07)
     def run(changes):
