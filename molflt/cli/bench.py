@@ -25,6 +25,14 @@ def add_parser(commands: Any) -> None:
     _add_prediction(
         add_command(below, "prediction", _prediction, "structures per second from files, and start-up")
     )
+    _add_symmetry(
+        add_command(
+            below,
+            "symmetry",
+            _symmetry,
+            "how far energies change where nothing physical does, such as rotation",
+        )
+    )
     _add_quality(below)
 
 
@@ -116,6 +124,42 @@ def _add_prediction(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", metavar="N", type=positive, help="of torch; by default its own choice")
     _add_conditions(parser, 5, "wall")
+
+
+def _add_symmetry(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="file, or the name of one shipped with molflt"
+    )
+    parser.add_argument("--data", metavar="ROOT", help="data set; by default the one trained on")
+    parser.add_argument("--split", metavar="NAME", help="by default the first that is not the training's")
+    parser.add_argument("--systems", metavar="N", type=positive, default=96, help="how many; %(default)s")
+    parser.add_argument("--seed", metavar="N", type=count, default=0, help="of the rotations; %(default)s")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+
+
+def _symmetry(arguments: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from molflt.bench.symmetry import bench_symmetry, symmetry_table
+    from molflt.checkpoint import load_checkpoint
+
+    checkpoint = load_checkpoint(arguments.checkpoint)
+    with Console(stderr=True).status("starting") as status:
+        results = bench_symmetry(
+            checkpoint,
+            arguments.data,
+            arguments.split,
+            arguments.systems,
+            arguments.seed,
+            progress=status.update,
+        )
+    if arguments.json:
+        print_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
+    else:
+        print_tables(symmetry_table(results))
+    return OK
 
 
 def _add_conditions(parser: argparse.ArgumentParser, repeats: int, clock: str) -> None:

@@ -1,10 +1,9 @@
 """Rotation, translation and periodicity of whole models in float32, on real structures.
 
-`model_under_test` takes the weights of the checkpoint that the environment variable MOLFLT_CHECKPOINT names;
-without one they are trained for some steps here, so that the RPE and the heads are away from their start.
+The weights are those of the shipped model, and others trained for some steps here, so that the RPE and the
+heads are away from their start.
 """
 
-import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 from ase.build import molecule
 from torch_geometric.data import Batch, Data
 
+from molflt.bench.symmetry import bare, doubled, in_another_basis, in_other_cells, slab, translated
 from molflt.build import build_dataset, build_model, build_transform
 from molflt.checkpoint import load_checkpoint
 from molflt.config import AttentionConfig, DataConfig, ModelConfig
@@ -52,10 +52,10 @@ def _fcc111():
     return build_dataset(DATA, "train")
 
 
-@pytest.fixture(scope="module", name="model", params=VARIANTS)
+@pytest.fixture(scope="module", name="model", params=[*VARIANTS, "shipped"])
 def model_under_test(request, fcc111):
-    if path := os.environ.get("MOLFLT_CHECKPOINT"):
-        return load_checkpoint(path).model
+    if request.param == "shipped":
+        return load_checkpoint("fcc111-flt").model
     return trained(VARIANTS[request.param], fcc111)
 
 
@@ -64,12 +64,6 @@ def outputs(model, structures):
     transform = build_transform(DataConfig(radius=model.radius), training=False)
     with torch.no_grad():
         return model(Batch.from_data_list([transform(data.clone()) for data in structures]))
-
-
-def bare(data: Data) -> Data:
-    """A structure without its graph and labels."""
-    kept = {name: data[name] for name in ("pos", "cell", "pbc", "atomic_numbers", "tags")}
-    return Data(**kept)
 
 
 def oc20():
@@ -147,13 +141,6 @@ def test_random_frequencies_tie_the_energy_to_the_axes(variant, fcc111):
     assert change.abs().max() > 1e-3
 
 
-def changed(data: Data, **fields) -> Data:
-    data = data.clone()
-    for name, value in fields.items():
-        data[name] = value
-    return data
-
-
 def assert_same_energies(model, structures, others, factor=1.0, tolerance=1e-4):
     first, second = outputs(model, structures).energy, outputs(model, others).energy
     mean = model.energy_mean
@@ -161,38 +148,15 @@ def assert_same_energies(model, structures, others, factor=1.0, tolerance=1e-4):
 
 
 def test_translation_changes_nothing(model):
-    structures = oc20()
-    shift = torch.tensor([1.7, -23.9, 11.1])
-    assert_same_energies(model, structures, [changed(d, pos=d.pos + shift) for d in structures])
+    assert_same_energies(model, oc20(), [translated(data) for data in oc20()])
 
 
 def test_an_atom_may_be_given_in_any_cell(model):
-    def shifted(data):
-        pos = data.pos.clone()
-        pos[-1] += 2 * data.cell[0, 0] - data.cell[0, 1] + data.cell[0, 2]
-        pos[1] -= data.cell[0, 1]
-        return changed(data, pos=pos)
-
-    structures = oc20()
-    assert_same_energies(model, structures, [shifted(data) for data in structures])
+    assert_same_energies(model, oc20(), [in_other_cells(data) for data in oc20()])
 
 
 def test_any_cell_of_the_lattice_gives_the_same_energy(model):
-    def skewed(data):
-        cell = data.cell.clone()
-        cell[0, 0] += cell[0, 1]
-        cell[0, 2] -= cell[0, 0]
-        return changed(data, cell=cell)
-
-    structures = oc20()
-    assert_same_energies(model, structures, [skewed(data) for data in structures])
-
-
-def doubled(data, axis):
-    cell = data.cell.clone()
-    cell[0, axis] *= 2
-    repeated = {name: data[name].repeat(2) for name in ("atomic_numbers", "tags")}
-    return changed(data, pos=torch.cat((data.pos, data.pos + data.cell[0, axis])), cell=cell, **repeated)
+    assert_same_energies(model, oc20(), [in_another_basis(data) for data in oc20()])
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -203,13 +167,7 @@ def test_a_supercell_has_twice_the_energy(model, axis):
 
 
 def test_more_vacuum_of_a_slab_changes_nothing(model):
-    def slab(data, height):
-        cell = data.cell.clone()
-        cell[0, 2] *= height
-        return changed(data, cell=cell, pbc=torch.tensor([[True, True, False]]))
-
-    structures = oc20()
-    slabs, taller = ([slab(data, height) for data in structures] for height in (1.0, 1.7))
+    slabs, taller = ([slab(data, height) for data in oc20()] for height in (1.0, 1.7))
     assert_same_energies(model, slabs, taller)
 
 
