@@ -13,4 +13,4 @@ ROOT = Path(__file__).parent.parent
 def test_notebook_runs(path: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": str(ROOT / "notebooks")}}
-    NotebookClient(notebook, timeout=240, kernel_name="python3", resources=resources).execute()
+    NotebookClient(notebook, timeout=900, kernel_name="python3", resources=resources).execute()

@@ -26,7 +26,7 @@ def test_a_full_disk_is_one_line_and_status_2(words):
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=120,
+            timeout=600,
         )
     assert done.stderr.splitlines() == [
         "molflt: error: cannot write standard output: No space left on device; make room or send it elsewhere"

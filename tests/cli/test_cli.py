@@ -237,7 +237,7 @@ assert cli.main(["train", "absent.yaml"]) == 2
 heavy = {"torch", "lightning", "ase", "pymatgen", "matplotlib", "numpy"} & set(sys.modules)
 assert not heavy, heavy
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr
     assert "--optim.lr" in result.stdout
     assert "Peak learning rate" in result.stdout
@@ -246,7 +246,7 @@ assert not heavy, heavy
 def test_the_program_exits_with_its_status():
     """`python -m molflt` in a process of its own: the status and the one line arrive."""
     words = [sys.executable, "-m", "molflt", "train", "absent.yaml"]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(words, capture_output=True, text=True, timeout=600)
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr.startswith("molflt: error: ")
@@ -256,5 +256,5 @@ def test_the_program_exits_with_its_status():
 def test_a_closed_pipe_is_no_error():
     """`molflt ... | head -0` ends quietly."""
     words = ["bash", "-c", f"{sys.executable} -m molflt train --help | true; echo ${{PIPESTATUS[0]}}"]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(words, capture_output=True, text=True, timeout=600)
     assert (result.stdout, result.stderr) == ("0\n", "")

@@ -53,7 +53,7 @@ def test_two_processes_print_what_one_does_once(finished_run, toy_root, tmp_path
         for rank in range(2)
     ]
     (first, first_errors), (second, second_errors) = (
-        process.communicate(timeout=120) for process in processes
+        process.communicate(timeout=600) for process in processes
     )
     assert cli.main(words) == 0
     alone = capsys.readouterr().out

@@ -117,7 +117,7 @@ def test_the_page_works_in_a_browser(evaluation, tmp_path):
     (tmp_path / "page.html").write_text(page, encoding="utf-8")
     options = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom")
     words = [BROWSER, *options, f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "page.html").as_uri()]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600)
     [text] = re.findall(r'data-found="([^"]*)"', done.stdout) or pytest.fail(done.stderr[-2000:])
     found = json.loads(text.replace("&quot;", '"').replace("&amp;", "&"))
     assert found["errors"] == []

@@ -64,7 +64,7 @@ def test_a_run_killed_twenty_times_ends_as_if_it_had_not_been(tiny_config, tmp_p
         str(KILLS),
         "5",
     ]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     told = done.stdout.split("\n")
     assert told.count("killed step") + told.count("killed write") == KILLS

@@ -30,7 +30,7 @@ def rows_of(output):
         ]
 
 
-def torchrun(*words, processes=2, timeout=300):
+def torchrun(*words, processes=2, timeout=900):
     """Run the script in so many processes, one thread each."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={processes}", str(SCRIPT), *map(str, words)]
@@ -156,7 +156,7 @@ def test_two_processes_start_without_a_launcher(folder, tiny_config):
     save_config(tiny_config(folder / "alone", **settings), folder / "alone.yaml")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "molflt", "train", str(folder / "alone.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr[-5000:]
     assert done.stdout.count("best checkpoint") == 1
     assert_same_curve(rows_of(folder / "alone"), rows_of(folder / "budget"))
