@@ -203,7 +203,7 @@ def _run(config: Config, settings: TrainingBenchSettings, bare: bool) -> StepClo
         config = replace(config, training=training)
         seed_everything(config.seed, verbose=False)
         warnings.filterwarnings("ignore", ".*have no `val_dataloader`", PossibleUserWarning)
-        module, samples, _ = prepare_training(config)
+        module, samples, *_ = prepare_training(config)
         repeated = cast("Sequence[Data]", Repeated(samples, count * config.data.batch_size))
         loader = build_loader(repeated, config, training=True)
         if len(loader) < count:

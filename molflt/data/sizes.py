@@ -24,6 +24,7 @@ from molflt.data.lmdb import RecordFile, RecordReader
 from molflt.data.pickles import peek_record
 from molflt.data.records import REQUIRED, parse_sid
 from molflt.errors import InputError
+from molflt.terminal import tracked
 
 KEEP_FROM = 10_000
 """Records from which on a file's counts are kept; fewer take seconds."""
@@ -120,12 +121,8 @@ def _kept(
 
 
 def _indices(file: RecordFile, text: str, progress: bool) -> Iterable[int]:
-    if not progress:
-        return range(len(file))
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(range(len(file)), f"{text} in {file.path.name}", console=Console(stderr=True))
+    indices = range(len(file))
+    return tracked(indices, len(file), f"{text} in {file.path}") if progress else indices
 
 
 def _count(file: RecordFile, first: int, progress: bool) -> np.ndarray:

@@ -60,11 +60,12 @@ class AugmentedSamples(Dataset[Data]):
         return sample
 
 
-def prepared_samples(config: Config, split: str) -> Sequence[Data]:
+def prepared_samples(config: Config, split: str, progress: bool = False) -> Sequence[Data]:
     """The samples of a split with their graphs, the same each time, in memory where they fit."""
     # A PyG data set is a sequence in all but the type.
     samples = cast("Sequence[Data]", build_dataset(config.data, split))
-    return cached(samples, config.training.cache_gib * 2**30)
+    text = f"Preparing {split}" if progress else None
+    return cached(samples, config.training.cache_gib * 2**30, text)
 
 
 def build_loader(

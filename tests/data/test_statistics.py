@@ -126,7 +126,7 @@ def test_statistics_are_measured_once_and_only_of_the_shard_that_changed(tmp_pat
 
 @pytest.mark.parametrize(
     "damage",
-    ["", "[]", "{", '{"version": 1}', "number", "text", "counts", "version", "records", "[" * 100_000],
+    ["", "[]", "{", '{"version": 2}', "number", "text", "counts", "version", "records", "[" * 100_000],
 )
 def test_kept_statistics_that_are_damaged_are_measured_anew(tmp_path, measuring, damage):
     path = write_toy_lmdb(tmp_path / "a.lmdb", 3)
@@ -147,7 +147,7 @@ def test_kept_statistics_that_are_damaged_are_measured_anew(tmp_path, measuring,
     kept.write_text(json.dumps(content) if named else damage)
     assert dataset_statistics(path).to_dict() == expected
     assert measuring == ["a.lmdb", "a.lmdb"]
-    assert json.loads(kept.read_text())["version"] == 1
+    assert json.loads(kept.read_text())["version"] == 2
 
 
 def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path, measuring, monkeypatch):
