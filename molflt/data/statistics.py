@@ -13,6 +13,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from molflt.data.records import normalize_record
 from molflt.data.sizes import content_fingerprint
 from molflt.data.transforms import DeltaPos, cell_and_pbc
 from molflt.errors import InputError
+from molflt.replacing import replacing
 from molflt.terminal import tracked
 
 if TYPE_CHECKING:
@@ -239,8 +241,7 @@ def _load(path: Path, fingerprint: str, records: int) -> DataStatistics | None:
 
 
 def _keep(path: Path, fingerprint: str, statistics: DataStatistics) -> None:
-    """Beside the file where that can be written; under another name first, so that none reads half of it."""
-    growing = path.with_name(f".{path.name}.{os.getpid()}")
+    """Beside the file where that can be written."""
     content = {
         "version": VERSION,
         "fingerprint": fingerprint,
@@ -249,8 +250,5 @@ def _keep(path: Path, fingerprint: str, statistics: DataStatistics) -> None:
         "element_systems": statistics.element_systems,
         "field_systems": statistics.field_systems,
     }
-    try:
+    with suppress(OSError), replacing(path) as growing:
         growing.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        os.replace(growing, path)
-    except OSError:
-        growing.unlink(missing_ok=True)
