@@ -3,7 +3,8 @@
 For each quantity number, mean and sum of squared deviations are updated block by block (Chan, Golub and
 LeVeque, The American Statistician 37, 242 (1983)), in float64, so nothing is held and nothing cancels. Each
 LMDB file's numbers are kept beside it in `<name>.stats.json` with a fingerprint of the file's content; they
-are taken again when the content has changed, and each time where the folder cannot be written.
+are taken again when the content has changed or the file is the newer one of the two, and each time where the
+folder cannot be written.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def dataset_statistics(
     first = 0
     for file in reader.files:
         fingerprint, kept = content_fingerprint(file), statistics_path(file.path)
-        statistics = _load(kept, fingerprint, len(file))
+        statistics = _load(kept, file, fingerprint)
         if statistics is None:
             statistics = _measure(file, first, progress)
             if len(file) >= keep_from:
@@ -219,8 +220,11 @@ def _measure(file: RecordFile, first: int, progress: bool) -> DataStatistics:
     return statistics
 
 
-def _load(path: Path, fingerprint: str, records: int) -> DataStatistics | None:
+def _load(path: Path, file: RecordFile, fingerprint: str) -> DataStatistics | None:
     try:
+        # The fingerprint samples the content: one label may change unseen by it, but not without a new date.
+        if path.stat().st_mtime_ns < file.path.stat().st_mtime_ns:
+            return None
         kept = json.loads(path.read_text(encoding="utf-8"))
         if (kept["version"], kept["fingerprint"]) != (VERSION, fingerprint):
             return None
@@ -235,7 +239,7 @@ def _load(path: Path, fingerprint: str, records: int) -> DataStatistics | None:
         counts = [count for counter in counters for count in counter.values()]
         are_numbers = all(type(value) in (int, float) for value in numbers)
         are_counts = all(type(value) is int for value in counts)
-        return statistics if are_numbers and are_counts and statistics.records == records else None
+        return statistics if are_numbers and are_counts and statistics.records == len(file) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
