@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-BAR_AFTER, LINE_EVERY = 2.0, 60.0
-"""Seconds until `tracked` shows a bar, and between its lines where there is no terminal."""
+SHOWN_AFTER, BAR_EVERY, LINE_EVERY = 3.0, 0.25, 60.0
+"""Seconds until `tracked` shows something, and between its bars on a terminal and its lines elsewhere."""
 
 
 def tracked(items: Iterable[Item], total: int, text: str) -> Iterator[Item]:
-    """The items, with a bar on stderr once they take more than seconds; a line a minute off a terminal."""
+    """The items; once they take more than seconds with a bar on stderr, or a line a minute off a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    start = shown = time.monotonic()
+    due = time.monotonic() + SHOWN_AFTER
     with Progress(console=console, disable=not console.is_terminal, auto_refresh=False) as bar:
         task = bar.add_task(text, total=total, visible=False)
         for number, item in enumerate(items):
-            if (now := time.monotonic()) - shown > (0.25 if console.is_terminal else LINE_EVERY):
-                shown = now
-                bar.update(task, completed=number, visible=now - start > BAR_AFTER, refresh=True)
+            if (now := time.monotonic()) > due:
+                due = now + (BAR_EVERY if console.is_terminal else LINE_EVERY)
+                bar.update(task, completed=number, visible=True, refresh=True)
                 if not console.is_terminal:
                     print(f"molflt: {text}: {number} of {total}", file=sys.stderr)
             yield item

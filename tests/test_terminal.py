@@ -39,8 +39,8 @@ def test_a_full_disk_is_one_line_and_status_2(words):
 
 @pytest.mark.parametrize(("is_terminal", "shown"), [(False, "molflt: Reading: 1 of 3\n"), (True, "Reading")])
 def test_what_takes_long_shows_how_far_it_has_come(monkeypatch, capsys, is_terminal, shown):
-    """A bar on a terminal, else a line a minute; nothing where it is done before."""
-    times = iter([0.0, 1.0, 61.0, 61.1])
+    """A bar on a terminal, else a line a minute; nothing where it is done in seconds."""
+    times = iter([0.0, 2.9, 3.1, 63.0])
     monkeypatch.setattr(terminal.time, "monotonic", lambda: next(times))
     monkeypatch.setattr(Console, "is_terminal", is_terminal)
     items = terminal.tracked("abc", 3, "Reading")
