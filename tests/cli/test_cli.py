@@ -40,7 +40,9 @@ def test_train_evaluate_predict(tiny_config, tmp_path, capsys):
     best = run / "checkpoints" / "best.ckpt"
     mae = load_checkpoint(best).metadata.val_metrics["val_a/energy_mae"]
     assert out == f"best checkpoint: {best} (EMA weights, val_a MAE {mae:.4f} eV)\n"
-    assert err.startswith("epoch 2/2")
+    about_data, about_training = err.splitlines()
+    assert about_data.startswith("molflt: statistics of the data: train measured on 11 systems; ")
+    assert about_training.startswith("epoch 2/2")
     assert load_config(run / "config.yaml") == tiny_config(run, **{"training.epochs": 2})
 
     assert cli.main(["evaluate", str(best), "--json"]) == 0
