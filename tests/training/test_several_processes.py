@@ -85,7 +85,7 @@ def test_four_processes_have_the_curve_of_one_with_the_same_global_batch(tiny_co
     script = SCRIPT.with_name("forked_processes.py")
     command = [sys.executable, str(script), str(tmp_path / "four.yaml"), "4"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr[-5000:]
     one = train(tiny_config(tmp_path / "one", **SETTINGS, **{"data.batch_size": 4}), progress=False)
     assert_same_curve(rows_of(tmp_path / "four"), rows_of(one.output))
