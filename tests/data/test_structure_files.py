@@ -19,6 +19,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms
 from torch_geometric.data import Data
 
+from molflt.data import pymatgen_io
 from molflt.data.structures import Structure, StructureError, iter_structures, read_structures
 from molflt.data.xyz import iter_xyz
 
@@ -440,6 +441,59 @@ def test_cif_symmetry_is_expanded_with_a_note(tmp_path: Path) -> None:
     assert structure.notes == ["the 2 sites of the file are 8 atoms by symmetry"]
     distances = as_atoms(structure.data).get_all_distances(mic=True)
     assert (np.abs(distances - 2.0) < 1e-5).sum(1).tolist() == [3] * 8  # two images each
+
+
+IDENTITY = "loop_\n_space_group_symop_operation_xyz\n'x, y, z'"
+TWO_SITES = "O1 O -0.5(1) 0.25 1.75 .\nFe1 Fe 1.25 0 0 1.0"
+
+
+def test_what_a_plain_cif_lists_is_what_pymatgen_makes_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no other symmetry than the identity, pymatgen's expansion is left out, and nothing differs."""
+    atoms = slab()
+    atoms.wrap()
+    ase.io.write(tmp_path / "slab.cif", atoms)
+    write(tmp_path / "sites.cif", cif_text(TWO_SITES, IDENTITY + "\n_chemical_formula_sum 'Fe2 O2'"))
+    paths = [tmp_path / "slab.cif", tmp_path / "sites.cif"]
+    expected = [read_with_pymatgen(path, monkeypatch) for path in paths]
+
+    def unexpected(*arguments: object) -> None:
+        raise AssertionError("pymatgen expanded a file whose only operation is the identity")
+
+    monkeypatch.setattr(pymatgen_io, "_expanded", unexpected)
+    for path, slow in zip(paths, expected, strict=True):
+        [structure] = read_structures(path)
+        assert (structure.formula, structure.notes) == (slow.formula, slow.notes)
+        torch.testing.assert_close(structure.data.pos, slow.data.pos, rtol=0, atol=0)
+        assert structure.data.atomic_numbers.tolist() == slow.data.atomic_numbers.tolist()
+
+
+def read_with_pymatgen(path: Path, monkeypatch: pytest.MonkeyPatch) -> Structure:
+    with monkeypatch.context() as patched:
+        patched.setattr(pymatgen_io, "_lists_every_atom", lambda *_: False)
+        [structure] = read_structures(path)
+    return structure
+
+
+@pytest.mark.parametrize(
+    ("sites", "header", "expected"),
+    [
+        (TWO_SITES, "_symmetry_equiv_pos_as_xyz 'x, y, z'", "1-line symmetry op"),
+        (TWO_SITES, IDENTITY + "\n'-x, -y, -z'", "2 sites of the file are 4 atoms"),
+        (TWO_SITES, IDENTITY + "\n_atom_site_attached_hydrogens 2", "implicit hydrogens"),
+        (TWO_SITES, IDENTITY + "\n_chemical_formula_sum 'Fe2 O3'", "states the formula Fe2 O3"),
+        (TWO_SITES, IDENTITY + "\n_chemical_formula_sum 'Fe O H'", "states the formula Fe O H"),
+        ("D1 D 0 0 0 1\nFe1 Fe 0.5 0.5 0 1", IDENTITY, "deuterium"),
+    ],
+)
+def test_a_cif_that_says_more_than_its_sites_is_read_by_pymatgen(
+    tmp_path: Path, sites: str, header: str, expected: str
+) -> None:
+    """Symmetry, hydrogens that are not listed, a formula that does not fit, isotopes."""
+    [outcome] = iter_structures(write(tmp_path / "a.cif", cif_text(sites, header)))
+    said = str(outcome) if isinstance(outcome, StructureError) else "; ".join(outcome.notes)
+    assert expected in said
 
 
 def test_all_structures_of_a_cif_are_read(tmp_path: Path) -> None:
