@@ -43,14 +43,21 @@ class Member:
     """A checkpoint's network, a copy in the given precision on the given device.
 
     Other draws are computed in single precision and without displacements, at half the cost: their spread is
-    a rough number, and energies do not depend on them.
+    a rough number, and energies do not depend on them. Without `displacements` they are not computed at all.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, num_redraws: int
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        dtype: torch.dtype,
+        num_redraws: int,
+        displacements: bool = True,
     ) -> None:
         self.metadata = checkpoint.metadata
         self.model = copy.deepcopy(checkpoint.model).to(device=device, dtype=dtype).eval()
+        if not displacements:
+            self.model.displacement_head = None
         self.device = device
         self.domain = domain_from_dict(checkpoint.metadata.domain)
         self._redrawn = copy.deepcopy(checkpoint.model).to(device=device, dtype=torch.float32).eval()

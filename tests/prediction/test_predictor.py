@@ -301,6 +301,18 @@ def test_relaxed_atoms_move_where_they_are_free(predictor, structures):
     np.testing.assert_allclose(relaxed.cell.array, structure.data.cell[0].numpy())
 
 
+def test_displacements_are_left_out_on_request(checkpoint_path, predictor, structures):
+    """The energies stay the same bits, and there are no relaxed atoms."""
+    without = Predictor.from_checkpoint(checkpoint_path, displacements=False)
+    assert predictor.predicts_positions
+    assert not without.predicts_positions
+    for row, other in zip(without.predict(structures), predictor.predict(structures), strict=True):
+        assert (row.energy, row.uncertainty) == (other.energy, other.uncertainty)
+        assert row.delta_pos is None
+    with pytest.raises(ValueError, match="no Δpos was predicted"):
+        row.relaxed_atoms()
+
+
 def test_a_row_says_what_was_computed(predictor, structures):
     """Id from the sid or the file, and the directions that repeat."""
     [slab] = predictor.predict(structures[:1])
