@@ -161,10 +161,7 @@ def _lists_every_atom(block: CifBlock, columns: dict[str, list[str]], cell: NDAr
     if any(part in key for key in block.data for part in _ACTED_ON):
         return False
     operations = [block.data[key] for key in _OPERATIONS if key in block.data]
-    if not operations or any(
-        type(texts) is not list or [text.replace(" ", "") for text in texts] != ["x,y,z"]
-        for texts in operations
-    ):
+    if not operations or not all(_is_identity(texts) for texts in operations):
         return False
     types = columns.get("type_symbol", [""])
     # Sites this close would be merged; those of other cells that overlap are refused later on.
@@ -172,6 +169,10 @@ def _lists_every_atom(block: CifBlock, columns: dict[str, list[str]], cell: NDAr
         return False
     formula = block.data.get("_chemical_formula_sum", "?")
     return formula in _UNSTATED or _is_multiple(Counter(types), formula)
+
+
+def _is_identity(texts: object) -> bool:
+    return isinstance(texts, list) and [str(text).replace(" ", "") for text in texts] == ["x,y,z"]
 
 
 def _is_multiple(counts: Counter[str], formula: str) -> bool:
