@@ -24,6 +24,7 @@ from molflt.data.datasets import OC20IS2RE
 from molflt.data.fields import StructureData
 from molflt.data.structures import iter_structures, read_structures, structure_from_atoms
 from molflt.errors import InputError
+from molflt.models.graphormer3d import Graphormer3D
 from molflt.nn.frequencies import resample_
 from molflt.prediction import Predictor, model_input
 from molflt.prediction import predictor as predictor_module
@@ -233,6 +234,25 @@ def test_the_redraw_spread_is_that_of_networks_redrawn_by_hand(checkpoint_path, 
     assert (row.uncertainty_kind, row.uncertainty > 1e-5) == ("redraws", True)
     again = predictor.predict(structures[:1])[0]
     assert (again.energy, again.uncertainty) == (row.energy, row.uncertainty)
+
+
+def test_draws_share_what_no_draw_changes(structures, monkeypatch):
+    """The shipped network's draws are of features alone: one embedding for all, and the spread by hand."""
+    checkpoint = load_checkpoint("fcc111-flt")
+    predictor, model = Predictor(checkpoint, redraws=3), checkpoint.model
+    prepared = []
+    original = Graphormer3D.prepare
+    monkeypatch.setattr(Graphormer3D, "prepare", lambda *of: prepared.append(of[0]) or original(*of))
+    [row] = predictor.predict(structures[:1])
+    assert [weights.energy_mean.dtype for weights in prepared] == [torch.float64, torch.float32]
+    sample = build_transform(checkpoint.config.data, False)(model_input(structures[0].data))
+    energies = [row.energy]
+    with torch.inference_mode():
+        for number in range(3):
+            resample_(model, torch.Generator().manual_seed(SEED + number))
+            energies.append(float(model(sample).energy))
+    assert len({*energies}) == 4
+    assert row.uncertainty == pytest.approx(np.std(energies, ddof=1), abs=2e-6)
 
 
 def test_without_redraws_or_random_numbers_there_is_no_uncertainty(checkpoint_path, structures):
