@@ -180,9 +180,13 @@ def _explained(frames: Iterator[Frame | InputError]) -> Iterator[Frame | InputEr
 
 def _open(path: Path) -> BinaryIO:
     """Open a file for reading, decompressed if its first bytes say that it is compressed."""
-    with open(path, "rb") as stream:
-        start = stream.read(6)
-    opener = next((opener for magic, opener in _COMPRESSIONS.items() if start.startswith(magic)), open)
+    stream = open(path, "rb")  # noqa: SIM115 (the caller's to close)
+    start = stream.read(6)
+    stream.seek(0)
+    opener = next((opener for magic, opener in _COMPRESSIONS.items() if start.startswith(magic)), None)
+    if opener is None:
+        return stream
+    stream.close()
     return opener(path, "rb")
 
 
