@@ -20,7 +20,13 @@ from ase.constraints import FixAtoms
 from torch_geometric.data import Data
 
 from molflt.data import pymatgen_io
-from molflt.data.structures import Structure, StructureError, iter_structures, read_structures
+from molflt.data.structures import (
+    Structure,
+    StructureError,
+    iter_structures,
+    read_structures,
+    structure_from_atoms,
+)
 from molflt.data.xyz import iter_xyz
 
 STRUCTURES = Path(__file__).parents[2] / "datasets" / "fcc111" / "structures"
@@ -578,6 +584,16 @@ def test_an_energy_in_a_file_is_no_label(tmp_path: Path) -> None:
     assert structure.notes == ["the energy in the file (-14.25 eV) is not used: its reference is unknown"]
 
 
+@pytest.mark.parametrize(("cell", "pbc", "noted"), [(9, False, True), (9, True, False), (0, False, False)])
+def test_a_cell_that_does_not_repeat_is_noted(cell: float, pbc: bool, noted: bool) -> None:
+    """It may be a box around a molecule, or a slab whose pbc was lost."""
+    notes = structure_from_atoms(Atoms("He", cell=[cell] * 3, pbc=pbc)).notes
+    assert (
+        notes
+        == ["pbc is off in all directions: the cell is not used, and the structure is a molecule"] * noted
+    )
+
+
 def test_warnings_of_a_reader_become_notes(tmp_path: Path) -> None:
     """They reach whoever reads the result, and not the terminal."""
     text = '1\nkey="a" key="b"\nCu 0 0 0\n'
@@ -592,6 +608,22 @@ def test_warnings_of_a_reader_become_notes(tmp_path: Path) -> None:
     assert isinstance(items[1], Structure)
 
 
+def altered(content: bytes) -> bytes:
+    """With other bytes in the place of the 15th to the 30th."""
+    return content[:14] + bytes(byte ^ 0x5A for byte in content[14:30]) + content[30:]
+
+
+def test_a_file_altered_behind_its_first_bytes_is_refused_there(tmp_path: Path) -> None:
+    """Frames before the damage are read; what zlib raises is no traceback."""
+    frames = "".join(f"1\n{'comment ' * 200}\nHe {number} 0 0\n" for number in range(83)).encode()
+    # A second member, whose first block is of no type there is.
+    (tmp_path / "a.xyz.gz").write_bytes(gzip.compress(frames) + gzip.compress(b"")[:10] + b"\xff" * 30)
+    items = list(iter_structures(tmp_path / "a.xyz.gz"))
+    assert len(items) > 80
+    assert all(isinstance(item, Structure) for item in items[:-1])
+    assert "is damaged (error: Error -3" in str(items[-1])
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -600,7 +632,10 @@ def test_warnings_of_a_reader_become_notes(tmp_path: Path) -> None:
         ("blank.xyz", b"  \n\n \n", "is empty"),
         ("words.txt", b"hello\nworld\n", "has no structure format known by content or name"),
         ("noise.bin", bytes(range(256)) * 9, "has no structure format known by content or name"),
-        ("half.xyz.gz", gzip.compress(b"1\n\nHe 0 0 0\n" * 99)[:25], "cannot be opened"),
+        ("half.xyz.gz", gzip.compress(b"1\n\nHe 0 0 0\n" * 99)[:25], "is damaged (EOFError"),
+        ("altered.gz", altered(gzip.compress(bytes(range(256)) * 9)), "is damaged (error: Error -3"),
+        ("altered.xz", altered(lzma.compress(bytes(range(256)) * 9)), "is damaged (LZMAError"),
+        ("altered.bz2", altered(bz2.compress(bytes(range(256)) * 9)), "cannot be opened (OSError"),
         ("half.traj", b"- of UlmASE-Trajectory", "cannot be read as traj"),
         ("words.cif", b"data_x\n_cell_length_a 4\n", "holds no CIF data block with atom sites"),
         ("pickle.pkl", b"\x80\x04\x95\x00\x00\x00\x00", "has no structure format known by content or name"),
