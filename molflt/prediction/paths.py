@@ -101,7 +101,12 @@ def iter_inputs(
 
 
 def is_structure_file(path: str) -> bool:
-    """Whether a file's first bytes or its name are those of a format that structures come in."""
+    """Whether a file's first bytes or its name are those of a format that structures come in.
+
+    Pipes, sockets and devices, which may not end or never begin, are none.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        return False
     if path.endswith(".lmdb"):
         return True
     if path.endswith(_COMPRESSED):

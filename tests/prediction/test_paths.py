@@ -104,6 +104,16 @@ def test_structure_files_are_known_by_content_or_name(tree):
     assert not is_structure_file("notes.txt")
 
 
+def test_a_pipe_in_a_folder_is_not_waited_for(tree):
+    """It is skipped, while a link to nowhere is left to its reader."""
+    os.mkfifo("empty/p.xyz")
+    os.mkfifo("empty/q.xyz.gz")
+    os.symlink("nowhere", "empty/r.xyz")
+    skipped = []
+    assert list(expand_paths(["empty"], on_skip=skipped.append)) == ["empty/r.xyz"]
+    assert skipped == ["empty/p.xyz", "empty/q.xyz.gz"]
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
