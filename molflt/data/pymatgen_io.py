@@ -168,7 +168,7 @@ def _lists_every_atom(block: CifBlock, columns: dict[str, list[str]], cell: NDAr
     if not _ELEMENTS.issuperset(types) or _SITE_TOLERANCE * np.abs(cell).sum() >= MIN_DISTANCE:
         return False
     formula = block.data.get("_chemical_formula_sum", "?")
-    return formula in _UNSTATED or _is_multiple(Counter(types), formula)
+    return isinstance(formula, str) and (formula in _UNSTATED or _is_multiple(Counter(types), formula))
 
 
 def _is_identity(texts: object) -> bool:
@@ -181,9 +181,9 @@ def _is_multiple(counts: Counter[str], formula: str) -> bool:
 
     try:
         stated = Composition(formula).as_dict()
+        units = {counts[symbol] / number for symbol, number in stated.items()}
     except Exception:  # what the formula leads to; pymatgen's own check says what is wrong with it
         return False
-    units = {counts[symbol] / number for symbol, number in stated.items()}
     return stated.keys() == counts.keys() and len(units) == 1
 
 

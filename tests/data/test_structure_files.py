@@ -490,6 +490,9 @@ def read_with_pymatgen(path: Path, monkeypatch: pytest.MonkeyPatch) -> Structure
         (TWO_SITES, IDENTITY + "\n_atom_site_attached_hydrogens 2", "implicit hydrogens"),
         (TWO_SITES, IDENTITY + "\n_chemical_formula_sum 'Fe2 O3'", "states the formula Fe2 O3"),
         (TWO_SITES, IDENTITY + "\n_chemical_formula_sum 'Fe O H'", "states the formula Fe O H"),
+        (TWO_SITES, IDENTITY + "\n_chemical_formula_sum 'Fe0 O0'", "states the formula Fe0 O0"),
+        (TWO_SITES, IDENTITY + "\n_chemical_formula_sum 'rust (2)x'", "states the formula rust"),
+        (TWO_SITES, IDENTITY + "\nloop_\n_chemical_formula_sum\n'Fe O'", "cannot be read as CIF"),
         ("D1 D 0 0 0 1\nFe1 Fe 0.5 0.5 0 1", IDENTITY, "deuterium"),
     ],
 )
