@@ -122,7 +122,8 @@ class Graphormer3D(nn.Module):
         return self.predict(self.prepare(batch))
 
     def prepare(self, batch: Data | Batch) -> PreparedBatch:
-        """What comes before the layers, arguments as in `forward`; it depends on no random features."""
+        """What comes before the layers, arguments as in `forward`; of what is random, only frequencies (those
+        of an RPE) have a part in it, and layers' features have none."""
         atoms, edge_index = read_atoms(batch, self.energy_mean.dtype), batch["edge_index"]
         displacement = edge_displacement(
             atoms.pos, atoms.cell, edge_index, batch["cell_offsets"], atoms.graph

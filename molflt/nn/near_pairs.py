@@ -17,7 +17,7 @@ from torch import Tensor
 from molflt.nn.near import NearGraph, ScaledSums
 
 WORTHWHILE = 4
-"""All pairs at most this often the near ones: what gathering costs more than a product."""
+"""How many times the near pairs all pairs may be: to gather an edge costs several products of a pair."""
 
 
 def most_pairs_are_near(graph: NearGraph, num_graphs: int, num_atoms: int) -> bool:

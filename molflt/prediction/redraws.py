@@ -53,8 +53,8 @@ class Redraws:
 
     @property
     def only_features(self) -> bool:
-        """Whether the draws leave all but the layers' random features as it is, positions' encodings too."""
-        return all(".feature_map." in name for drawn in self._draws for name in drawn)
+        """Whether the draws are of layers' features alone, and `Graphormer3D.prepare` gives one result."""
+        return all(".attention.feature_map." in name for drawn in self._draws for name in drawn)
 
     def __len__(self) -> int:
         return len(self._draws)
