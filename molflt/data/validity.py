@@ -11,7 +11,6 @@ import numpy as np
 from ase.data import chemical_symbols
 from numpy.typing import ArrayLike, NDArray
 
-from molflt.data.cells import check_cell
 from molflt.data.graphs import Neighbors, find_neighbors
 from molflt.errors import InputError
 
@@ -60,13 +59,13 @@ def check_structure(
     broken = np.flatnonzero(~np.isfinite(pos).all(axis=1))
     if len(broken):
         raise InputError(f"{_atom(numbers, broken[0])} has a NaN or infinite coordinate; correct it")
-    check_cell(cell, pbc)
-    rounding = np.abs(pos - pos.astype(np.float32)).max(axis=1)
+    rounding = np.abs(pos - _stored(pos)).max(axis=1)
     if rounding.max() > MAX_ROUNDING:
         raise InputError(
             f"{_atom(numbers, rounding.argmax())} lies {np.abs(pos[rounding.argmax()]).max():.3g} Å from the "
             "origin, too far for single precision; move the structure to the origin"
         )
+    # It refuses an unusable cell too.
     neighbors = find_neighbors(_stored(pos), _stored(cell), pbc, radius)
     _check_distances(numbers, neighbors)
     return neighbors
@@ -109,7 +108,8 @@ def _check_distances(numbers: NDArray[np.int64], neighbors: Neighbors) -> None:
 
 
 def _stored(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-    return vectors.astype(np.float32).astype(np.float64)
+    with np.errstate(over="ignore"):  # infinity is refused
+        return vectors.astype(np.float32).astype(np.float64)
 
 
 def _atom(numbers: NDArray[np.int64], index: int | np.integer) -> str:

@@ -194,6 +194,15 @@ def test_bad_input_is_one_line_and_leaves_nothing(case, best, tiny_config, tmp_p
     assert entries(tmp_path) == before
 
 
+def test_a_file_whose_name_begins_with_a_dash_is_explained(tmp_path, monkeypatch, capsys):
+    """A pattern that the shell expands may hold one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-a.xyz").touch()
+    assert cli.main(["predict", "fcc111-flt", "-a.xyz", "b.xyz"]) == 2
+    error = "unknown argument -a.xyz (the name of a file needs ./ before it); see molflt --help"
+    assert capsys.readouterr().err == f"molflt: error: {error}\n"
+
+
 def test_debug_shows_where_an_error_comes_from():
     """The exception is raised, wherever `--debug` stands."""
     for words in (["--debug", "train", "absent.yaml"], ["train", "absent.yaml", "--debug"]):

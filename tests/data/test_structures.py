@@ -184,6 +184,23 @@ def test_zero_vectors_along_open_directions_are_fine() -> None:
     assert structure_from_atoms(atoms).data.cell[0, 2].tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("pos", "lengths", "pbc", "message"),
+    [
+        (1e39, (9, 9, 9), (1, 1, 1), "too far for single precision"),
+        (0, (1e39, 9, 9), (1, 1, 1), "cell holds NaN or infinite numbers"),
+        (0, (9, 9, 1e39), (1, 1, 0), "cell holds NaN or infinite numbers"),
+        (0, (9, float("nan"), 9), (1, 1, 1), "cell holds NaN or infinite numbers"),
+        (0, (9, 2e6, 9), (1, 1, 1), "cell vector b is 2e+06 Å long"),
+    ],
+)
+def test_what_single_precision_does_not_hold_is_refused(
+    pos: float, lengths: tuple[float, ...], pbc: tuple[int, ...], message: str
+) -> None:
+    """Without a warning of numpy's."""
+    assert message in refusal(Atoms("Cu", [[pos, 0, 0]], cell=lengths, pbc=pbc))
+
+
 def test_positions_beyond_single_precision_are_refused() -> None:
     """At 10⁶ Å float32 would move an atom by 0.03 Å; at 1,000 Å it does not by more than 10⁻³ Å."""
     assert "too far for single precision" in refusal(Atoms("Cu", [[1e6 + 0.03, 0, 0]]))
