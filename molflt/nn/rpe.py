@@ -63,8 +63,8 @@ def phases(
     """theta = 2 pi xi.r as one batched matrix product, in the frequencies' precision (at least float32).
 
     A phase of 100 rad needs all of float32's digits, but users let float32 products run in TF32 with 11 bits
-    (`torch.set_float32_matmul_precision("high")`), or under autocast with 8. So autocast is off, and where
-    there is TF32, off the CPU, the factors are split.
+    (`torch.set_float32_matmul_precision("high")`), or under autocast with 8. So autocast is off, and the
+    factors are split, except on CPUs, whose products stay in float32.
     """
     dtype = torch.promote_types(frequencies.dtype, torch.float32)
     product = torch.matmul if points.device.type == "cpu" else split_matmul
@@ -80,13 +80,11 @@ def cosine_and_sine(theta: Float[Tensor, "B H N R"]) -> Float[Tensor, "B H N 2*R
     # A head at a time, whose cosines and sines stay in cache: for long inputs twice as fast.
     both = theta.new_empty(*theta.shape[:-1], 2 * theta.shape[-1])
     for head, angles in enumerate(theta.unbind(1)):
-        both[:, head] = torch.cat((angles.cos(), angles.sin()), dim=-1)
+        torch.cat((angles.cos(), angles.sin()), dim=-1, out=both[:, head])
     return both
 
 
-def times(
-    parts: Float[Tensor, "*P N K"], factors: Inexact[Tensor, "*G R"]
-) -> Float[Tensor, "*C N K"]:
+def times(parts: Float[Tensor, "*P N K"], factors: Inexact[Tensor, "*G R"]) -> Float[Tensor, "*C N K"]:
     """Rows of R complex numbers, [real parts, imaginary parts], times `factors`, real or complex."""
     if factors.is_complex():
         real, imaginary = parts.chunk(2, dim=-1)

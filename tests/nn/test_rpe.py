@@ -255,6 +255,19 @@ def test_split_products_survive_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (rounded - exact).abs().max() > 0.1
 
 
+def test_cpu_phases_stay_in_float32_where_tf32_is_allowed() -> None:
+    torch.manual_seed(0)
+    points, frequencies = 200 * torch.randn(5, 31, 3), torch.randn(3, 17, 3)
+    expected = phases(points, frequencies)
+    precision = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        actual = phases(points, frequencies)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-3)
+
+
 def test_phases_are_the_same_by_split_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Off the CPU phases take them; here they stand in for the CPU's product."""
     rpe, pos = build(False, False), positions()
