@@ -238,12 +238,12 @@ class GaussianFrequencies(FrequencySampler):
 
     @property
     def frequencies(self) -> Float[Tensor, "H R X"]:
-        return self.std.unsqueeze(-2) * self.base_noise
+        return self.raw_std.exp().unsqueeze(-2) * self.base_noise
 
     def log_sampling_density(self, frequencies: Float[Tensor, "*G #H R X"]) -> Float[Tensor, "*G H R"]:
-        std = self.std.unsqueeze(-2)
-        log_density = -0.5 * (frequencies / std).square() - std.log() - 0.5 * math.log(2 * math.pi)
-        return log_density.sum(-1)
+        square = (frequencies / self.raw_std.exp().unsqueeze(-2)).square().sum(-1)
+        log_norm = self.raw_std.expand(-1, self.position_dim).sum(-1, keepdim=True)
+        return -0.5 * (square + self.position_dim * math.log(2 * math.pi)) - log_norm
 
     def extra_repr(self) -> str:
         per_dimension = self.raw_std.shape[-1] == self.position_dim > 1
