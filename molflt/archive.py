@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -14,6 +13,7 @@ import torch
 from molflt.checkpoint_guards import check_archive
 from molflt.errors import InputError
 from molflt.pretrained import pretrained_names
+from molflt.replacing import replacing
 
 
 def write_atomically(content: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
@@ -22,10 +22,9 @@ def write_atomically(content: Mapping[str, Any], path: str | os.PathLike[str]) -
     Raises `InputError` where the disk is full or can not be written.
     """
     target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
+        with replacing(target) as partial, partial.open("wb") as file:
             sink = _Sink(file)
             try:
                 torch.save(dict(content), cast("IO[bytes]", sink))
@@ -36,16 +35,12 @@ def write_atomically(content: Mapping[str, Any], path: str | os.PathLike[str]) -
                 raise sink.error from None
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(target)
     except OSError as error:
         intact = ", the one written before is intact" if target.exists() else ""
         raise InputError(
             f"cannot write {target}: {error.strerror}{intact}; make room there (a training run then goes on "
             "with --resume)"
         ) from error
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
 class _Sink:

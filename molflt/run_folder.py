@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import suppress
 from pathlib import Path
 
 from molflt.config import Config, save_config
 from molflt.errors import InputError
+from molflt.replacing import replacing
 from molflt.run_lock import LOCK
 
 ENTRIES = (
@@ -88,12 +88,8 @@ def prepare_run_folder(output: Path, config: Config) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file that appears whole or not at all; `InputError` where that fails."""
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        with replacing(path) as partial:
+            partial.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; make room there") from error
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)

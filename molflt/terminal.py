@@ -1,17 +1,42 @@
-"""Tables on a terminal, in a pipe or in a file."""
+"""Tables on a terminal, in a pipe or in a file; and how far something long has come."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from molflt.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+Item = TypeVar("Item")
+
+BAR_AFTER, LINE_EVERY = 2.0, 60.0
+"""Seconds until `tracked` shows a bar, and between its lines where there is no terminal."""
+
+
+def tracked(items: Iterable[Item], total: int, text: str) -> Iterator[Item]:
+    """The items, with a bar on stderr once they take more than seconds; a line a minute off a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    start = shown = time.monotonic()
+    with Progress(console=console, disable=not console.is_terminal, auto_refresh=False) as bar:
+        task = bar.add_task(text, total=total, visible=False)
+        for number, item in enumerate(items):
+            if (now := time.monotonic()) - shown > (0.25 if console.is_terminal else LINE_EVERY):
+                shown = now
+                bar.update(task, completed=number, visible=now - start > BAR_AFTER, refresh=True)
+                if not console.is_terminal:
+                    print(f"molflt: {text}: {number} of {total}", file=sys.stderr)
+            yield item
+        bar.update(task, completed=total, refresh=True)
 
 
 def print_tables(*tables: Table) -> None:

@@ -5,6 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+
+from molflt import terminal
 
 FCC111 = Path(__file__).parents[1] / "configs" / "fcc111"
 SCRIPT = """
@@ -32,3 +35,18 @@ def test_a_full_disk_is_one_line_and_status_2(words):
         "molflt: error: cannot write standard output: No space left on device; make room or send it elsewhere"
     ]
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize(("is_terminal", "shown"), [(False, "molflt: Reading: 1 of 3\n"), (True, "Reading")])
+def test_what_takes_long_shows_how_far_it_has_come(monkeypatch, capsys, is_terminal, shown):
+    """A bar on a terminal, else a line a minute; nothing where it is done before."""
+    times = iter([0.0, 1.0, 61.0, 61.1])
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(Console, "is_terminal", is_terminal)
+    items = terminal.tracked("abc", 3, "Reading")
+    assert next(items) == "a"
+    assert "Reading" not in capsys.readouterr().err
+    assert list(items) == ["b", "c"]
+    err = capsys.readouterr().err
+    assert shown in err
+    assert err.count("Reading") == 1 or is_terminal

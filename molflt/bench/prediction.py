@@ -142,7 +142,7 @@ def bench_prediction(
         threads: of torch; None for its own choice.
         progress: receives a line of text before each part.
     """
-    predictor = Predictor.from_checkpoint(checkpoint, redraws=redraws)
+    predictor = Predictor.from_checkpoint(checkpoint, redraws=redraws, displacements=False)
     clocks = {"cpu": time.process_time, "wall": time.perf_counter}
     found = []
     with tempfile.TemporaryDirectory() as name, thread_count(threads) as used:

@@ -1,10 +1,14 @@
 """`molflt bench training`: training speed, waiting for data, and what the loop adds to the bare model.
 
 Two runs of the ordinary training loop on each kind of data, without validation and checkpoints in the timed
-part. The first is left alone; it gives systems per second and, from the end of each step to the next batch
-being there, the wait for the loader. In the second each batch also goes forward and backward through a copy
-of the network, just before its training step: the ratio of the two is what the loop costs (loader, clipping,
-optimiser, average of weights, metrics, logging), free of what slows the machine for a while.
+part. The first is left alone; it gives systems per second and the wait for the loader: the time within its
+`next`, taking the batch out of its parcel included.
+
+In the second each batch also goes forward and backward, to loss and gradients, through a copy of the network,
+just before its training step. What the loop takes beyond that, from there to the next batch being there, is
+its overhead, all of it: that wait once more, the optimiser's step, zeroing, measuring and clipping gradients,
+the check that they are finite, the average of the weights, seeding, metrics, and Lightning's own work. The
+ratio of the two is free of what slows the machine for a while. The progress bar is not there.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Callback, seed_everything
+from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import Dataset
 from torch_geometric.data import Data
@@ -58,7 +63,7 @@ class TrainingMeasurement:
     step: Spread
     """A step of it, the wait included."""
     wait_share: float
-    """Share of its time from a step's end to the next batch, by the wall clock."""
+    """Share of its time within the loader's `next`, by the wall clock."""
     bare: Spread
     """Forward and backward of the bare model."""
     overhead: Spread
@@ -94,14 +99,31 @@ def now() -> Instant:
     return Instant(time.perf_counter(), time.process_time())
 
 
+class WaitClock(Profiler):
+    """How long the loop waited for each batch of training, in seconds by the wall clock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float] = []
+        self._start = 0.0
+
+    def start(self, action_name: str) -> None:
+        if action_name.endswith(".train_dataloader_next"):
+            self._start = time.perf_counter()
+
+    def stop(self, action_name: str) -> None:
+        if action_name.endswith(".train_dataloader_next"):
+            self.waits.append(time.perf_counter() - self._start)
+
+
 class StepClock(Callback):
-    """When each batch arrives, its step starts and ends; with `bare`, a copy of the network has it first."""
+    """When each batch arrives and its step starts; with `bare`, a copy of the network has it first."""
 
     def __init__(self, bare: bool) -> None:
         self.bare = bare
+        self.loader = WaitClock()
         self.arrivals: list[Instant] = []
         self.starts: list[Instant] = []
-        self.ends: list[Instant] = []
         self.sizes: list[tuple[int, int, int]] = []
         self._copy: Any = None
 
@@ -118,12 +140,6 @@ class StepClock(Callback):
             step_result(self._copy, batch, 1.0, shares_of(batch, 1, repeated=False)).loss.backward()
             synchronize(pl_module.device)
         self.starts.append(now())
-
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        synchronize(pl_module.device)
-        self.ends.append(now())
 
 
 def bench_training(
@@ -176,7 +192,7 @@ def _measure(
 
     # A step lasts from its own batch being there to the next one's.
     steps = between(alone.starts, alone.arrivals[first + 1 :])
-    waits = between(alone.ends, alone.arrivals[first + 1 :], "wall")
+    waits = alone.loader.waits[first + 1 : last + 1]
     whole = between(alone.starts, alone.arrivals[first + 1 :], "wall")
     bare = between(paired.arrivals, paired.starts[first:])
     loop = between(paired.starts, paired.arrivals[first + 1 :])
@@ -203,14 +219,13 @@ def _run(config: Config, settings: TrainingBenchSettings, bare: bool) -> StepClo
         config = replace(config, training=training)
         seed_everything(config.seed, verbose=False)
         warnings.filterwarnings("ignore", ".*have no `val_dataloader`", PossibleUserWarning)
-        module, samples, _ = prepare_training(config)
+        module, samples, *_ = prepare_training(config)
         repeated = cast("Sequence[Data]", Repeated(samples, count * config.data.batch_size))
         loader = build_loader(repeated, config, training=True)
         if len(loader) < count:
             raise InputError("the budget of a batch leaves too few steps to time; take a smaller --steps")
-        trainer = make_trainer(
-            config, resolve_accelerator(config), "32-true", make_loggers(config, Path(folder), 0), [clock]
-        )
+        accelerator, loggers = resolve_accelerator(config), make_loggers(config, Path(folder), 0)
+        trainer = make_trainer(config, accelerator, "32-true", loggers, [clock], clock.loader)
         trainer.fit(module, loader)
     return clock
 

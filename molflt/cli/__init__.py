@@ -69,7 +69,8 @@ def run(words: Sequence[str]) -> int:
     except SystemExit:  # argparse ends --help and --version with it, and nothing else: see Parser.error
         return OK
     if unknown and not (namespace.takes_settings and unknown[0].startswith("--")):
-        parser.error(f"unknown argument {unknown[0]}")
+        hint = " (the name of a file needs ./ before it)" if os.path.lexists(unknown[0]) else ""
+        parser.error(f"unknown argument {unknown[0]}{hint}")
     namespace.unknown = unknown
     return namespace.run(namespace)
 

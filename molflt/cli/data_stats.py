@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any
 
 from molflt.cli.shared import OK, add_command
@@ -21,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the statistics."""
     from molflt.data.statistics import dataset_statistics, statistics_tables
 
-    summary = dataset_statistics(arguments.path, progress=sys.stderr.isatty()).to_dict()
+    summary = dataset_statistics(arguments.path, progress=True).to_dict()
     if arguments.json:
         print_text(json.dumps(summary, indent=1) + "\n")
     else:

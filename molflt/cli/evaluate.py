@@ -50,7 +50,7 @@ def add_parser(commands: Any) -> None:
         choices=GROUPINGS,
         default=[],
         help=f"also score each {', '.join(GROUPINGS)} of systems; repeatable. tag: which of the tags 0, 1 "
-        "and 2 a system has, one group where all have slab and adsorbate",
+        "and 2 a system has, and how many adsorbed atoms (tag 2)",
     )
     parser.add_argument(
         "--threshold",

@@ -89,6 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         [arguments.checkpoint, *arguments.ensemble],
         usable_device(arguments.device),
         redraws=arguments.redraws,
+        displacements=arguments.write_relaxed is not None,
     )
     relaxed = None
     if arguments.write_relaxed is not None:

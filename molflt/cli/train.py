@@ -28,7 +28,8 @@ def add_parser(commands: Any) -> None:
         "--seeds",
         type=seeds,
         metavar="N,N,...",
-        help="train once with each of these seeds, in the folders seed-N of the run folder",
+        help="train once with each of these seeds, in the folders seed-N of the run folder, whose seeds.json "
+        "then has each one's errors, their mean and standard deviation",
     )
 
 

@@ -15,6 +15,7 @@ import yaml
 from molflt.config.rules import validate
 from molflt.config.sections import Config
 from molflt.errors import InputError
+from molflt.replacing import replacing
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -109,13 +110,8 @@ def config_to_yaml(config: Config, allow_unicode: bool = True) -> str:
 
 def save_config(config: Config, path: str | os.PathLike[str]) -> None:
     """Write the complete configuration as YAML; the file appears whole or not at all."""
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.partial")
-    try:
+    with replacing(path) as partial:
         partial.write_text(config_to_yaml(config), encoding="utf-8")
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

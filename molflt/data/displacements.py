@@ -11,6 +11,9 @@ from torch import Tensor
 
 from molflt.data.cells import check_cell, complete_cell, reduced_cell
 
+CERTAIN = 0.49
+"""Of the shortest lattice vector: less than half by more than a cell that counts as reduced may err."""
+
 
 def minimum_image(displacement: Tensor, cell: Tensor, pbc: Tensor) -> Tensor:
     """Return the shortest of all periodic images of each displacement.
@@ -35,17 +38,23 @@ def minimum_image(displacement: Tensor, cell: Tensor, pbc: Tensor) -> Tensor:
     check_cell(cell_rows, periodic)
     if not periodic.any():
         return displacement
-    basis = torch.from_numpy(reduced_cell(complete_cell(cell_rows, periodic), periodic)[0]).to(
-        displacement.device
-    )
+    reduced = reduced_cell(complete_cell(cell_rows, periodic), periodic)[0]
+    # A vector shorter than half of every lattice vector, as nearly all steps of a relaxation are, is its own.
+    certain = CERTAIN * float(np.linalg.norm(reduced[periodic], axis=1).min())
+    far = ~(displacement.square().sum(-1) < certain**2)
+    if not far.any():
+        return displacement
+    basis = torch.from_numpy(reduced).to(displacement.device)
     flags = torch.from_numpy(periodic).to(basis)
-    vectors = displacement.double()
-    nearest = -torch.round(torch.linalg.solve(basis.T, vectors.reshape(-1, 3).T).T * flags)
+    vectors = displacement[far].double()
+    nearest = -torch.round(torch.linalg.solve(basis.T, vectors.T).T * flags)
     steps = torch.cartesian_prod(*[torch.tensor([0.0, -1.0, 1.0], device=basis.device)] * 3).double() * flags
-    images = nearest.reshape(-1, 1, 3) + torch.unique(steps, dim=0)
-    candidates = vectors.reshape(-1, 1, 3) + images @ basis
+    images = nearest.unsqueeze(1) + torch.unique(steps, dim=0)
+    candidates = vectors.unsqueeze(1) + images @ basis
     shortest = candidates.square().sum(-1).argmin(-1)
-    return candidates[torch.arange(len(candidates)), shortest].reshape(displacement.shape).to(displacement)
+    found = displacement.clone()
+    found[far] = candidates[torch.arange(len(candidates)), shortest].to(displacement)
+    return found
 
 
 def edge_displacement(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from ase.geometry import cellpar_to_cell
 from numpy.typing import NDArray
 
 from molflt.data.cells import check_cell
-from molflt.data.validity import check_occupancies, check_structure
+from molflt.data.validity import MIN_DISTANCE, check_occupancies, check_structure
 from molflt.data.xyz import isotope_note, plain_symbol
 from molflt.errors import InputError
 
@@ -32,6 +33,24 @@ _LABEL_SYMBOL = re.compile(r"([A-Za-z]{1,2})")
 _BENIGN = re.compile(r"No _symmetry_equiv_pos_as_xyz|\d+ fractional coordinates rounded")
 """What pymatgen says of a space group named without its operations, and of 1/3 rounded to itself."""
 _UNSTATED = frozenset({"", ".", "?"})
+_OPERATIONS = (
+    "_symmetry_equiv_pos_as_xyz",
+    "_symmetry_equiv_pos_as_xyz_",
+    "_space_group_symop_operation_xyz",
+    "_space_group_symop_operation_xyz_",
+)
+"""Where pymatgen looks for symmetry operations."""
+_ACTED_ON = (
+    "_atom_site_attached_hydrogens",
+    "_atom_site_moment",
+    "_atom_type_",
+    "_space_group_magn",
+    "_space_group_symop_magn",
+)
+"""What makes pymatgen do more than multiply sites."""
+_SITE_TOLERANCE = 1e-4
+"""Fractional; how close pymatgen takes sites for the same."""
+_ELEMENTS = frozenset(chemical_symbols[1:])
 
 
 def atoms_from_pymatgen(obj: Any) -> tuple[Atoms, list[str]]:
@@ -112,8 +131,6 @@ def iter_cif(text: str) -> Iterator[tuple[Atoms, list[str]] | InputError]:
 
 
 def _read_block(block: CifBlock) -> tuple[Atoms, list[str]]:
-    from pymatgen.io.cif import CifParser
-
     columns = _site_columns(block)
     names = columns["label"]
     fractional = np.array(
@@ -127,8 +144,56 @@ def _read_block(block: CifBlock) -> tuple[Atoms, list[str]]:
         check_occupancies(shares, [f"site {name}" for name in names])
         block.data["_atom_site_occupancy"] = ["1"] * len(shares)
 
+    cell, notes, coordinates = _cell(block), [], fractional
+    if not _lists_every_atom(block, columns, cell):
+        symbols, coordinates, notes = _expanded(block, symbols, fractional, cell)
+    notes += isotope_note(symbols)
+    return Atoms(
+        [plain_symbol(symbol) for symbol in symbols], positions=coordinates @ cell, cell=cell, pbc=True
+    ), notes
+
+
+def _lists_every_atom(block: CifBlock, columns: dict[str, list[str]], cell: NDArray[np.float64]) -> bool:
+    """Whether pymatgen would return the sites as they stand: the identity is the only symmetry, types are
+    plain elements and nothing is said that it acts on or objects to. To ask it takes twice as long as all
+    else that is done to read the file.
+    """
+    if any(part in key for key in block.data for part in _ACTED_ON):
+        return False
+    operations = [block.data[key] for key in _OPERATIONS if key in block.data]
+    if not operations or not all(_is_identity(texts) for texts in operations):
+        return False
+    types = columns.get("type_symbol", [""])
+    # Sites this close would be merged; those of other cells that overlap are refused later on.
+    if not _ELEMENTS.issuperset(types) or _SITE_TOLERANCE * np.abs(cell).sum() >= MIN_DISTANCE:
+        return False
+    formula = block.data.get("_chemical_formula_sum", "?")
+    return isinstance(formula, str) and (formula in _UNSTATED or _is_multiple(Counter(types), formula))
+
+
+def _is_identity(texts: object) -> bool:
+    return isinstance(texts, list) and [str(text).replace(" ", "") for text in texts] == ["x,y,z"]
+
+
+def _is_multiple(counts: Counter[str], formula: str) -> bool:
+    """Whether atoms, counted by element, are formula units of what is stated."""
+    from pymatgen.core import Composition
+
+    try:
+        stated = Composition(formula).as_dict()
+        units = {counts[symbol] / number for symbol, number in stated.items()}
+    except Exception:  # what the formula leads to; pymatgen's own check says what is wrong with it
+        return False
+    return stated.keys() == counts.keys() and len(units) == 1
+
+
+def _expanded(
+    block: CifBlock, symbols: list[str], fractional: NDArray[np.float64], cell: NDArray[np.float64]
+) -> tuple[list[str], NDArray[np.float64], list[str]]:
+    """Symbols and fractional coordinates of all atoms, and notes, from the symbols and the sites listed."""
+    from pymatgen.io.cif import CifParser
+
     numbers = np.array([atomic_numbers[plain_symbol(symbol)] for symbol in symbols])
-    cell = _cell(block)
     check_structure(numbers, fractional @ cell, cell, np.ones(3, dtype=bool))
     try:
         with warnings.catch_warnings():
@@ -145,15 +210,10 @@ def _read_block(block: CifBlock) -> tuple[Atoms, list[str]]:
             f"({' '.join(mismatch.split())[:120]}); correct the sites or _chemical_formula_sum"
         )
     notes = [f"pymatgen: {' '.join(text.split())}" for text in parser.warnings if not _BENIGN.match(text)]
-    coordinates = fractional
-    if len(structure) != len(symbols):
-        notes.append(f"the {len(symbols)} sites of the file are {len(structure)} atoms by symmetry")
-        coordinates = np.array(structure.frac_coords)
-        symbols = [_symbol(site) for site in structure]
-    notes += isotope_note(symbols)
-    return Atoms(
-        [plain_symbol(symbol) for symbol in symbols], positions=coordinates @ cell, cell=cell, pbc=True
-    ), notes
+    if len(structure) == len(symbols):
+        return symbols, fractional, notes
+    notes.append(f"the {len(symbols)} sites of the file are {len(structure)} atoms by symmetry")
+    return [_symbol(site) for site in structure], np.array(structure.frac_coords), notes
 
 
 def _site_symbols(texts: list[str], names: list[str], are_types: bool) -> list[str]:
@@ -201,7 +261,7 @@ def _cell(block: CifBlock) -> NDArray[np.float64]:
 def _number(text: object, what: str) -> float:
     """Return a CIF number without its uncertainty in brackets."""
     try:
-        return float(re.sub(r"\(.*", "", str(text)))
+        return float(str(text).partition("(")[0])
     except ValueError:
         raise InputError(
             f"has the {what} {text!r}, which is no number; correct it or remove the site"

@@ -9,9 +9,9 @@ that are made on reading are counted and kept in the same way, in `<name>.edges.
 from __future__ import annotations
 
 import hashlib
-import os
 import zipfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +24,8 @@ from molflt.data.lmdb import RecordFile, RecordReader
 from molflt.data.pickles import peek_record
 from molflt.data.records import REQUIRED, parse_sid
 from molflt.errors import InputError
+from molflt.replacing import replacing
+from molflt.terminal import tracked
 
 KEEP_FROM = 10_000
 """Records from which on a file's counts are kept; fewer take seconds."""
@@ -120,12 +122,8 @@ def _kept(
 
 
 def _indices(file: RecordFile, text: str, progress: bool) -> Iterable[int]:
-    if not progress:
-        return range(len(file))
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(range(len(file)), f"{text} in {file.path.name}", console=Console(stderr=True))
+    indices = range(len(file))
+    return tracked(indices, len(file), f"{text} in {file.path}") if progress else indices
 
 
 def _count(file: RecordFile, first: int, progress: bool) -> np.ndarray:
@@ -154,10 +152,5 @@ def _load(path: Path, fingerprint: str, shape: tuple[int, int]) -> np.ndarray | 
 
 
 def _keep(path: Path, fingerprint: str, table: np.ndarray) -> None:
-    growing = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(growing, "wb") as file:
-            np.savez(file, fingerprint=fingerprint, sizes=table)
-        os.replace(growing, path)
-    except OSError:
-        growing.unlink(missing_ok=True)
+    with suppress(OSError), replacing(path) as growing, open(growing, "wb") as file:
+        np.savez(file, fingerprint=fingerprint, sizes=table)

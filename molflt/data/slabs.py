@@ -179,6 +179,8 @@ def _points_down(up: NDArray[np.float64], cell: NDArray[np.float64]) -> bool:
 
 def _groups(mask: NDArray[np.bool_], bonds: Bonds) -> list[NDArray[np.int64]]:
     """Return the bonded groups among the atoms of `mask`, as arrays of atom numbers."""
+    if not mask.any():
+        return []
     label = np.where(mask, np.arange(len(mask)), -1)
     inside = mask[bonds.first] & mask[bonds.second]
     first, second = bonds.first[inside], bonds.second[inside]
@@ -189,7 +191,9 @@ def _groups(mask: NDArray[np.bool_], bonds: Bonds) -> list[NDArray[np.int64]]:
 
 def _is_sheet(group: NDArray[np.int64], bonds: Bonds) -> bool:
     """Whether the group is bonded to its own images in two independent directions."""
-    inside = np.isin(bonds.first, group) & np.isin(bonds.second, group) & (bonds.stretch < NETWORK_FACTOR)
+    inside = _within(bonds.first, group) & _within(bonds.second, group) & (bonds.stretch < NETWORK_FACTOR)
+    if not inside.any():
+        return False
     neighbors: dict[int, list[tuple[int, NDArray[np.int64]]]] = {}
     for first, second, offset in zip(
         bonds.first[inside], bonds.second[inside], bonds.offsets[inside], strict=True
@@ -209,10 +213,15 @@ def _is_sheet(group: NDArray[np.int64], bonds: Bonds) -> bool:
     return bool(cycles) and int(np.linalg.matrix_rank(np.array(cycles))) >= 2
 
 
+def _within(atoms: NDArray[np.int64], group: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Mask of the atoms that are in the group: `np.isin`, whose sorting takes longer for an atom or two."""
+    return (atoms == group[0]) if len(group) == 1 else np.isin(atoms, group)
+
+
 def _is_part_of_slab(
     group: NDArray[np.int64], slab: NDArray[np.bool_], heights: NDArray[np.float64], bonds: Bonds
 ) -> bool:
-    to_slab = np.isin(bonds.first, group) & slab[bonds.second]
+    to_slab = _within(bonds.first, group) & slab[bonds.second]
     rise = heights[bonds.first[to_slab]] - heights[bonds.second[to_slab]]
     if not len(rise):
         return False

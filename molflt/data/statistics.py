@@ -3,7 +3,8 @@
 For each quantity number, mean and sum of squared deviations are updated block by block (Chan, Golub and
 LeVeque, The American Statistician 37, 242 (1983)), in float64, so nothing is held and nothing cancels. Each
 LMDB file's numbers are kept beside it in `<name>.stats.json` with a fingerprint of the file's content; they
-are taken again when the content has changed, and each time where the folder cannot be written.
+are taken again when the content has changed or the file is the newer one of the two, and each time where the
+folder cannot be written.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,18 +22,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from molflt.data.cells import check_cell
 from molflt.data.fields import StructureData
 from molflt.data.lmdb import RecordFile, RecordReader
 from molflt.data.pickles import load_record
 from molflt.data.records import normalize_record
 from molflt.data.sizes import content_fingerprint
-from molflt.data.transforms import DeltaPos
+from molflt.data.transforms import DeltaPos, cell_and_pbc
 from molflt.errors import InputError
+from molflt.replacing import replacing
+from molflt.terminal import tracked
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-VERSION = 1
+VERSION = 2
 _LABELS = ("y_relaxed", "y_init")
 _UNITS = {"y_relaxed": " (eV)", "y_init": " (eV)", "delta_pos": " (Å, components of free atoms)"}
 
@@ -86,6 +91,10 @@ class DataStatistics:
     """Element symbol to number of atoms."""
     element_systems: Counter[str] = field(default_factory=Counter)
     """Element symbol to number of systems that contain it."""
+    field_systems: Counter[str] = field(default_factory=Counter)
+    """Field name to number of systems that have it."""
+    read: int = 0
+    """Systems that were read for this; the numbers of the others were kept."""
 
     @property
     def records(self) -> int:
@@ -103,12 +112,16 @@ class DataStatistics:
             delta_pos = DeltaPos()(data)["delta_pos"]
             free = delta_pos[~data.fixed] if "fixed" in data else delta_pos
             self._moments("delta_pos").add(free.numpy())
+        else:
+            check_cell(*(values.numpy() for values in cell_and_pbc(data)))
         self._moments("atoms").add(int(data.natoms))
         if "edge_index" in data:
             self._moments("edges").add(data["edge_index"].shape[1])
         symbols = [chemical_symbols[number] for number in data.atomic_numbers.tolist()]
         self.element_atoms.update(symbols)
         self.element_systems.update(set(symbols))
+        self.field_systems.update(data.keys())
+        self.read += 1
 
     def merge(self, other: DataStatistics) -> None:
         """Take in another file's."""
@@ -116,6 +129,8 @@ class DataStatistics:
             self._moments(name).merge(moments)
         self.element_atoms.update(other.element_atoms)
         self.element_systems.update(other.element_systems)
+        self.field_systems.update(other.field_systems)
+        self.read += other.read
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: records; per quantity n, mean, std, rms, min, max; per element atoms and systems."""
@@ -136,14 +151,17 @@ class DataStatistics:
         return self.moments.setdefault(name, Moments())
 
 
-def dataset_statistics(path: str | os.PathLike[str], progress: bool = False) -> DataStatistics:
+def dataset_statistics(
+    path: str | os.PathLike[str], progress: bool = False, keep_from: int = 1
+) -> DataStatistics:
     """Statistics of all records of an LMDB, kept beside each of its files.
 
     Δpos is the minimum image of pos_relaxed - pos, over atoms that are not fixed.
 
     Args:
         path: an LMDB file, a folder of shards, or a folder with `data.lmdb`.
-        progress: show a progress bar on stderr for each file that is read.
+        progress: show a progress bar on stderr for each file that takes long to read.
+        keep_from: records from which on a file's numbers are kept; those that are there are used in any case.
 
     Raises:
         InputError: nothing readable there, or a record that is damaged or not valid.
@@ -153,10 +171,11 @@ def dataset_statistics(path: str | os.PathLike[str], progress: bool = False) -> 
     first = 0
     for file in reader.files:
         fingerprint, kept = content_fingerprint(file), statistics_path(file.path)
-        statistics = _load(kept, fingerprint, len(file))
+        statistics = _load(kept, file, fingerprint)
         if statistics is None:
             statistics = _measure(file, first, progress)
-            _keep(kept, fingerprint, statistics)
+            if len(file) >= keep_from:
+                _keep(kept, fingerprint, statistics)
         total.merge(statistics)
         first += len(file)
     return total
@@ -190,12 +209,7 @@ def statistics_path(path: Path) -> Path:
 def _measure(file: RecordFile, first: int, progress: bool) -> DataStatistics:
     statistics = DataStatistics()
     indices = range(len(file))
-    if progress:
-        from rich.console import Console
-        from rich.progress import track
-
-        indices = track(indices, description=f"Reading {file.path.name}", console=Console(stderr=True))
-    for index in indices:
+    for index in tracked(indices, len(file), f"Reading {file.path}") if progress else indices:
         name = file.name(index)
         record = load_record(file.read(index), name)
         data = normalize_record(record, name, default_sid=first + index)
@@ -206,8 +220,11 @@ def _measure(file: RecordFile, first: int, progress: bool) -> DataStatistics:
     return statistics
 
 
-def _load(path: Path, fingerprint: str, records: int) -> DataStatistics | None:
+def _load(path: Path, file: RecordFile, fingerprint: str) -> DataStatistics | None:
     try:
+        # The fingerprint samples the content: one label may change unseen by it, but not without a new date.
+        if path.stat().st_mtime_ns < file.path.stat().st_mtime_ns:
+            return None
         kept = json.loads(path.read_text(encoding="utf-8"))
         if (kept["version"], kept["fingerprint"]) != (VERSION, fingerprint):
             return None
@@ -215,28 +232,27 @@ def _load(path: Path, fingerprint: str, records: int) -> DataStatistics | None:
             {name: Moments(**values) for name, values in kept["moments"].items()},
             Counter(kept["element_atoms"]),
             Counter(kept["element_systems"]),
+            Counter(kept["field_systems"]),
         )
         numbers = [value for moments in statistics.moments.values() for value in asdict(moments).values()]
-        counts = [*statistics.element_atoms.values(), *statistics.element_systems.values()]
+        counters = statistics.element_atoms, statistics.element_systems, statistics.field_systems
+        counts = [count for counter in counters for count in counter.values()]
         are_numbers = all(type(value) in (int, float) for value in numbers)
         are_counts = all(type(value) is int for value in counts)
-        return statistics if are_numbers and are_counts and statistics.records == records else None
+        return statistics if are_numbers and are_counts and statistics.records == len(file) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
 def _keep(path: Path, fingerprint: str, statistics: DataStatistics) -> None:
-    """Beside the file where that can be written; under another name first, so that none reads half of it."""
-    growing = path.with_name(f".{path.name}.{os.getpid()}")
+    """Beside the file where that can be written."""
     content = {
         "version": VERSION,
         "fingerprint": fingerprint,
         "moments": {name: asdict(moments) for name, moments in statistics.moments.items()},
         "element_atoms": statistics.element_atoms,
         "element_systems": statistics.element_systems,
+        "field_systems": statistics.field_systems,
     }
-    try:
+    with suppress(OSError), replacing(path) as growing:
         growing.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        os.replace(growing, path)
-    except OSError:
-        growing.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ import lzma
 import os
 import re
 import warnings
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -30,6 +31,8 @@ from molflt.errors import InputError
 
 PEEK_BYTES = 65536
 _COMPRESSIONS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
+_DAMAGES = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
+"""What reading cut or altered compressed files raises, besides the `OSError` of bzip2."""
 _SILENT = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, ResourceWarning)
 
 
@@ -55,7 +58,9 @@ def iter_frames(path: Path) -> Iterator[Frame | InputError]:
     try:
         with _open(path) as stream:
             head = stream.read(PEEK_BYTES)
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except _DAMAGES as error:
+        raise InputError(f"is damaged ({_reason(error)}); replace it") from error
+    except OSError as error:
         raise InputError(
             f"cannot be opened ({_reason(error)}); check the file and its permissions"
         ) from error
@@ -168,7 +173,7 @@ def _explained(frames: Iterator[Frame | InputError]) -> Iterator[Frame | InputEr
             warnings.simplefilter("always")
             try:
                 frame = next(frames, None)
-            except (OSError, EOFError, lzma.LZMAError) as error:
+            except (OSError, *_DAMAGES) as error:
                 raise InputError(f"is damaged ({_reason(error)}); replace it") from error
         if frame is None:
             return
@@ -180,9 +185,13 @@ def _explained(frames: Iterator[Frame | InputError]) -> Iterator[Frame | InputEr
 
 def _open(path: Path) -> BinaryIO:
     """Open a file for reading, decompressed if its first bytes say that it is compressed."""
-    with open(path, "rb") as stream:
-        start = stream.read(6)
-    opener = next((opener for magic, opener in _COMPRESSIONS.items() if start.startswith(magic)), open)
+    stream = open(path, "rb")  # noqa: SIM115 (the caller's to close)
+    start = stream.read(6)
+    stream.seek(0)
+    opener = next((opener for magic, opener in _COMPRESSIONS.items() if start.startswith(magic)), None)
+    if opener is None:
+        return stream
+    stream.close()
     return opener(path, "rb")
 
 

@@ -183,7 +183,13 @@ def _convert(
         frame=frame,
         formula=atoms.get_chemical_formula(),
         tag_source=assigned.source,
-        notes=[*notes, *assigned.notes, *_label_notes(atoms), *_constraint_notes(atoms)],
+        notes=[
+            *notes,
+            *_cell_notes(cell, pbc),
+            *assigned.notes,
+            *_label_notes(atoms),
+            *_constraint_notes(atoms),
+        ],
         reader=reader,
         neighbors=neighbors if radius else None,
     )
@@ -227,6 +233,13 @@ def _constraint_notes(atoms: Atoms) -> list[str]:
         }
     )
     return [f"constraints that do not fix an atom fully are ignored: {', '.join(others)}"] if others else []
+
+
+def _cell_notes(cell: NDArray[np.float64], pbc: NDArray[np.bool_]) -> list[str]:
+    """Say that a cell is there but nothing repeats: a box around a molecule, or a slab whose pbc was lost."""
+    if pbc.any() or np.linalg.matrix_rank(cell) < 3:
+        return []
+    return ["pbc is off in all directions: the cell is not used, and the structure is a molecule"]
 
 
 def _label_notes(atoms: Atoms) -> list[str]:

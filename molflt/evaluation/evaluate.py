@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch_geometric.data import Data
 
 from molflt.build import build_dataset
 from molflt.checkpoint import Checkpoint, common_energy_meaning, load_checkpoint
-from molflt.data.datasets import OC20IS2RE, list_splits
+from molflt.data.datasets import OC20IS2RE, find_split, list_splits
 from molflt.errors import InputError
 from molflt.evaluation.predictions import (
     SplitPredictions,
@@ -146,7 +147,11 @@ def _loaded(source: Source, device: torch.device | str | None) -> Checkpoint:
 
 def default_splits(root: str, train_split: str) -> list[str]:
     """All splits under `root` but the training split; `InputError` where there is none."""
-    splits = [split for split in list_splits(root) if split != train_split]
+    splits = [split for split in list_splits(find_split(root, None)) if split != train_split]
+    if Path(root).is_file():
+        raise InputError(
+            f"{root} is a file; give the folder whose LMDBs are the splits (molflt data convert makes them)"
+        )
     if not splits:
         raise InputError(f"{root} holds no splits to score; give a data set or name one with --split")
     return splits

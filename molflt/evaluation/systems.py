@@ -27,6 +27,8 @@ class System:
     """Elements of all other atoms, such as `Cu-Pt`, in the order of the alphabet."""
     tags: str
     """Tags that occur, such as `0 1 2`; `none` where the data set has none."""
+    num_adsorbed: int
+    """Number of atoms with tag 2."""
 
 
 def describe_system(data: Data) -> System:
@@ -43,6 +45,7 @@ def describe_system(data: Data) -> System:
         adsorbate=_formula(adsorbed) if adsorbed else "none",
         metal="-".join(sorted({chemical_symbols[z] for z in others})) or "none",
         tags="none" if tags is None else " ".join(map(str, sorted({*tags}))),
+        num_adsorbed=len(adsorbed),
     )
 
 
@@ -61,16 +64,20 @@ def size_range(num_atoms: int) -> str:
     return f">{lower}"
 
 
+def tag_group(system: System) -> str:
+    """The tags that occur in a system and how many atoms are adsorbed, such as `0 1 2, 3 of tag 2`."""
+    return f"{system.tags}, {system.num_adsorbed} of tag 2" if system.num_adsorbed else system.tags
+
+
 GROUPINGS: Mapping[str, Callable[[System], Sequence[str]]] = {
     "element": lambda system: system.elements,
     "adsorbate": lambda system: (system.adsorbate,),
     "metal": lambda system: (system.metal,),
     "size": lambda system: (size_range(system.num_atoms),),
-    "tag": lambda system: (system.tags,),
+    "tag": lambda system: (tag_group(system),),
 }
-"""What errors can be broken down by; a system is in the group of each of its elements. `tag` is the set of
-tags that occur in it: it tells records without tags or adsorbate from others, and is one group where all have
-slab and adsorbate."""
+"""What errors can be broken down by; a system is in the group of each of its elements. `tag` tells records
+without tags or adsorbate from others, and systems by the number of their adsorbed atoms."""
 
 
 def grouped(systems: Sequence[System], grouping: str) -> dict[str, list[int]]:

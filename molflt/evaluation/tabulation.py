@@ -7,12 +7,12 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from molflt.errors import InputError
 from molflt.evaluation.evaluate import Evaluation
 from molflt.evaluation.scores import SplitScore
+from molflt.replacing import replacing
 
 
 def scores_json(scores: Sequence[SplitScore]) -> list[dict[str, Any]]:
@@ -54,16 +54,11 @@ def write_csv(path: str | os.PathLike[str], evaluation: Evaluation) -> None:
 
 def write_whole(path: str | os.PathLike[str], write: Any) -> None:
     """Call `write(text file)` for a neighbour of `path` that then takes its name; `InputError` on failure."""
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        with partial.open("w", encoding="utf-8", newline="") as file:
+        with replacing(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
             write(file)
-        partial.replace(target)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; give another file") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _write_rows(file: Any, rows: Sequence[dict[str, Any]]) -> None:

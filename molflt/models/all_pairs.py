@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-from molflt.models.atoms import read_atoms
+from molflt.models.atoms import Atoms, read_atoms
 from molflt.models.embeddings import NUM_ELEMENTS, NUM_TAGS
 from molflt.models.encoder import Encoder
 from molflt.models.graphormer3d import Graphormer3D, Graphormer3DOutput
@@ -33,7 +33,7 @@ from molflt.models.heads import EnergyHead
 from molflt.models.images import with_images
 from molflt.nn.attention import SoftmaxAttention
 from molflt.nn.multihead import zero_padding
-from molflt.nn.packing import dense_layout
+from molflt.nn.packing import DenseLayout, dense_layout
 
 STD_FLOOR = 1e-2
 """Å, added to |std| as published."""
@@ -188,6 +188,17 @@ class AllPairsDisplacementHead(nn.Module):
         return torch.einsum("bnxc,xc->bnx", vectors, self.axes.weight) + self.axes.bias
 
 
+class PreparedPairs(NamedTuple):
+    """A batch up to its first layer."""
+
+    atoms: Atoms
+    layout: DenseLayout
+    """Of the atoms, images among them."""
+    x: Tensor
+    """[B, N, C] embedded atoms."""
+    pairs: PairGeometry
+
+
 class AllPairsGraphormer3D(Graphormer3D):
     """The published model, with the contract of `Graphormer3D`: it takes no notice of a batch's edges.
 
@@ -212,14 +223,18 @@ class AllPairsGraphormer3D(Graphormer3D):
     ) -> None:
         super().__init__(embedding, encoder, energy_head, displacement_head, 0.0, image_radius)
 
-    def forward(self, batch: Data | Batch) -> Graphormer3DOutput:
-        """Predict for a PyG batch, or for one structure; arguments as in `Graphormer3D.forward`."""
+    def prepare(self, batch: Data | Batch) -> PreparedPairs:  # type: ignore[override]
+        """What comes before the layers; arguments as in `Graphormer3D.forward`."""
         atoms = read_atoms(batch, self.energy_mean.dtype)
-        own = len(atoms.pos)
         everyone, _ = with_images(atoms, self.image_radius)
         layout = dense_layout(everyone.graph, everyone.num_graphs)
         fields = (everyone.atomic_numbers, everyone.tags, everyone.pos)
-        x, pairs = self.embedding(*map(layout.pack, fields), layout.atom_mask)
+        return PreparedPairs(atoms, layout, *self.embedding(*map(layout.pack, fields), layout.atom_mask))
+
+    def predict(self, prepared: PreparedPairs) -> Graphormer3DOutput:  # type: ignore[override]
+        """The layers and the heads."""
+        atoms, layout, x, pairs = prepared
+        own = len(atoms.pos)
         x = self.encoder(x, None, layout.atom_mask, pairs)
         delta_pos = None
         if self.displacement_head is not None:

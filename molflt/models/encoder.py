@@ -17,6 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+EncodedPositions = dict[tuple[type, int], Any]
+"""What layers make of positions, for each of `_encoding_key`."""
+
 
 def stochastic_depth(branch: Tensor, probability: float, training: bool) -> Tensor:
     """`branch` [B, ...], in training zero for some graphs and scaled for the others to the same mean."""
@@ -114,7 +117,25 @@ class Encoder(nn.Module):
         """Whether any attention layer asks for more than positions."""
         return any(_needs_geometry(layer.attention) for layer in self.layers)
 
-    def forward(self, x: Tensor, pos: Tensor | None, atom_mask: Tensor, geometry: Any = None) -> Tensor:
+    def encode_positions(
+        self, pos: Tensor | None, atom_mask: Tensor, geometry: Any = None
+    ) -> EncodedPositions:
+        """The positions as each kind of layer takes them; arguments as in `forward`."""
+        encoded: EncodedPositions = {}
+        for layer in self.layers:
+            if (key := _encoding_key(layer.attention)) not in encoded:
+                encoded[key] = _encode(layer.attention, pos, atom_mask, geometry)
+        return encoded
+
+    def forward(
+        self,
+        x: Tensor,
+        pos: Tensor | None,
+        atom_mask: Tensor,
+        geometry: Any = None,
+        *,
+        encoded: EncodedPositions | None = None,
+    ) -> Tensor:
         """Encode padded atoms.
 
         Args:
@@ -122,14 +143,13 @@ class Encoder(nn.Module):
             pos: [B, N, X]; None where no layer looks at it.
             atom_mask: [B, N], true at real atoms.
             geometry: what layers with `needs_geometry` encode instead, such as a `PeriodicGeometry`.
+            encoded: `encode_positions` of these, where it is known.
 
         Returns:
             [B, N, C].
         """
-        encoded: dict[Any, Any] = {}
-        for layer in self.layers:
-            if (key := _encoding_key(layer.attention)) not in encoded:
-                encoded[key] = _encode(layer.attention, pos, atom_mask, geometry)
+        if encoded is None:
+            encoded = self.encode_positions(pos, atom_mask, geometry)
         x = self.input_dropout(x)
         for _ in range(self.num_blocks):
             for layer in self.layers:

@@ -15,7 +15,7 @@ from torch_geometric.data import Batch, Data
 from molflt.data.displacements import edge_displacement
 from molflt.models.atoms import Atoms, centred, read_atoms
 from molflt.models.embeddings import EdgeGeometry, edge_geometry
-from molflt.models.encoder import Encoder
+from molflt.models.encoder import EncodedPositions, Encoder
 from molflt.models.heads import EnergyHead
 from molflt.models.images import with_images
 from molflt.models.references import reference_energies
@@ -31,6 +31,23 @@ class Graphormer3DOutput(NamedTuple):
     """[B] relaxed energy, eV."""
     delta_pos: Tensor | None
     """[A, 3] relaxed minus initial positions, Å; None without a displacement head."""
+
+
+class PreparedBatch(NamedTuple):
+    """A batch up to its first layer."""
+
+    atoms: Atoms
+    edges: EdgeGeometry
+    gaussians: Tensor
+    """[E, K] of the edges."""
+    layout: DenseLayout
+    """Of the atoms, images among them."""
+    x: Tensor
+    """[B, N, C] embedded atoms."""
+    pos: Tensor
+    """[B, N, 3] relative to the mean of a graph's atoms, Å."""
+    encoded: EncodedPositions
+    """The positions as the layers take them."""
 
 
 class Graphormer3D(nn.Module):
@@ -102,23 +119,17 @@ class Graphormer3D(nn.Module):
                 absent (all 0), `batch` [A] too (one graph), and `pbc` [B, 3] (periodic along every cell
                 vector that is not zero).
         """
+        return self.predict(self.prepare(batch))
+
+    def prepare(self, batch: Data | Batch) -> PreparedBatch:
+        """What comes before the layers, arguments as in `forward`; of what is random, only frequencies (those
+        of an RPE) have a part in it, and layers' features have none."""
         atoms, edge_index = read_atoms(batch, self.energy_mean.dtype), batch["edge_index"]
         displacement = edge_displacement(
             atoms.pos, atoms.cell, edge_index, batch["cell_offsets"], atoms.graph
         )
         edges = edge_geometry(edge_index, displacement, self.radius)
         x, gaussians = self.embedding(atoms.atomic_numbers, atoms.tags, edges)
-        x = self.encode(x, atoms, edges, gaussians)
-        delta_pos = None
-        if self.displacement_head is not None:
-            with torch.autocast(x.device.type, enabled=False):
-                features = x.to(atoms.pos.dtype), edges, gaussians.to(atoms.pos.dtype)
-                delta_pos = self.displacement_head(*features) * self.delta_pos_std
-        return Graphormer3DOutput(self.energy(x, atoms), delta_pos)
-
-    def encode(self, x: Tensor, atoms: Atoms, edges: EdgeGeometry, gaussians: Tensor) -> Tensor:
-        """Node features [A, C] through the encoder, among image atoms where there are any."""
-        own = len(x)
         everyone, source = with_images(atoms, self.image_radius)
         if source is not None:
             # An image has the surroundings of its atom, hence its features.
@@ -129,7 +140,19 @@ class Graphormer3D(nn.Module):
         if self.encoder.needs_geometry:
             numbers, near = layout.pack(everyone.atomic_numbers), near_graph(edges, layout, gaussians)
             geometry = PeriodicGeometry(pos, layout.atom_mask, atoms.cell, atoms.pbc, near, numbers)
-        return layout.unpack(self.encoder(layout.pack(x), pos, layout.atom_mask, geometry))[:own]
+        encoded = self.encoder.encode_positions(pos, layout.atom_mask, geometry)
+        return PreparedBatch(atoms, edges, gaussians, layout, layout.pack(x), pos, encoded)
+
+    def predict(self, prepared: PreparedBatch) -> Graphormer3DOutput:
+        """The layers and the heads: `forward` of the batch that was prepared."""
+        atoms, edges, gaussians, layout, x, pos, encoded = prepared
+        x = layout.unpack(self.encoder(x, pos, layout.atom_mask, encoded=encoded))[: len(atoms.pos)]
+        delta_pos = None
+        if self.displacement_head is not None:
+            with torch.autocast(x.device.type, enabled=False):
+                features = x.to(atoms.pos.dtype), edges, gaussians.to(atoms.pos.dtype)
+                delta_pos = self.displacement_head(*features) * self.delta_pos_std
+        return Graphormer3DOutput(self.energy(x, atoms), delta_pos)
 
 
 def near_graph(edges: EdgeGeometry, layout: DenseLayout, gaussians: Tensor) -> NearGraph:

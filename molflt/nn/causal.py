@@ -22,6 +22,7 @@ from torch import Tensor
 from molflt.nn.functional import (
     EPSILON,
     append_ones,
+    exp_,
     kronecker,
     kronecker_blocks,
     mask_rows,
@@ -100,8 +101,8 @@ def exponential_causal_features(
     log_query = to_chunks(query_log_features, chunk_size) + read_reference.unsqueeze(-2)
     return CausalFeatures(
         query=log_query.softmax(-1),
-        key=(log_key - read_reference.unsqueeze(-2)).clamp_max(LARGEST_LOG_RATIO).exp(),
-        state_key=(log_key - state_reference.unsqueeze(-2)).exp(),
+        key=exp_((log_key - read_reference.unsqueeze(-2)).clamp_max(LARGEST_LOG_RATIO)),
+        state_key=exp_(log_key - state_reference.unsqueeze(-2)),
         read_decay=(before - read_reference).exp(),
         state_decay=(before - state_reference).exp(),
     )

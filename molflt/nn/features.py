@@ -29,7 +29,7 @@ from molflt.nn.causal import (
     exponential_causal_features,
     plain_causal_features,
 )
-from molflt.nn.functional import append_ones, linear_sums, modulated_linear_sums
+from molflt.nn.functional import append_ones, exp_, linear_sums, modulated_linear_sums
 from molflt.nn.operands import Projection
 
 BLOCK_ELEMENTS = 2**18
@@ -72,10 +72,13 @@ def split_ones(sums: Float[Tensor, "B H N E"]) -> Sums:
 def join_heads(blocks: Iterable[Tensor], like: Float[Tensor, "B H N E"]) -> Float[Tensor, "B H N E"]:
     """The blocks of consecutive heads as one tensor of the shape of `like`."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return torch.cat(list(blocks), dim=1)
+        parts = list(blocks)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
     # Each block goes to its place and is freed, instead of all of them being held twice.
     joined, first = None, 0
     for block in blocks:
+        if block.shape == like.shape:
+            return block
         joined = block.new_empty(like.shape) if joined is None else joined
         joined[:, first : first + block.shape[1]] = block
         first += block.shape[1]
@@ -140,7 +143,7 @@ class LogFeatures(Features):
         log_key = self.projection.key(self.key_bias)
         # The floor and the lower bound of z act only in graphs without tokens.
         ceiling = log_key.detach().amax(-2, keepdim=True).clamp_min(LOWEST_LOG_FEATURE)
-        key = log_key.sub_(ceiling).exp_()
+        key = exp_(log_key - ceiling)
         key_sum = key.sum(-2, keepdim=True).clamp_min(0.5)
         bias = ceiling + key_sum.log()
         if self.query_bias is not None:
@@ -187,6 +190,9 @@ class LogFeatures(Features):
     ) -> Iterator[tuple[LogFeatures, Tensor, tuple[Tensor, ...]]]:
         """Features, values and the two modulations (an empty tuple if None), some heads at a time."""
         size = self.heads_per_block()
+        if size == value.shape[1]:
+            yield self, value, modulations or ()
+            return
         key_biases, values = self.key_bias.split(size, dim=1), value.split(size, dim=1)
         query_biases = [None] * len(values) if self.query_bias is None else self.query_bias.split(size, dim=1)
         factors: list[tuple[Tensor, ...]] = [()] * len(values)

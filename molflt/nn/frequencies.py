@@ -238,12 +238,21 @@ class GaussianFrequencies(FrequencySampler):
 
     @property
     def frequencies(self) -> Float[Tensor, "H R X"]:
-        return self.std.unsqueeze(-2) * self.base_noise
+        return self.raw_std.exp().unsqueeze(-2) * self.base_noise
 
     def log_sampling_density(self, frequencies: Float[Tensor, "*G #H R X"]) -> Float[Tensor, "*G H R"]:
-        std = self.std.unsqueeze(-2)
-        log_density = -0.5 * (frequencies / std).square() - std.log() - 0.5 * math.log(2 * math.pi)
-        return log_density.sum(-1)
+        return -self._negative_log_density(frequencies / self.std.unsqueeze(-2))
+
+    def _negative_log_density(self, noise: Float[Tensor, "*G H R X"]) -> Float[Tensor, "*G H R"]:
+        """-log p at std * noise."""
+        log_norm = self.raw_std.expand(-1, self.position_dim).sum(-1, keepdim=True)
+        log_norm = log_norm + 0.5 * self.position_dim * math.log(2 * math.pi)
+        return torch.add(log_norm, noise.square().sum(-1), alpha=0.5)
+
+    def forward(self) -> FrequencySample:
+        # p from the noise: the same number as from the frequencies, and less to compute forward and backward.
+        weights = self._negative_log_density(self.base_noise).exp() / self.num_frequencies
+        return FrequencySample(self.frequencies, weights)
 
     def extra_repr(self) -> str:
         per_dimension = self.raw_std.shape[-1] == self.position_dim > 1

@@ -18,26 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-
-def gaussian_log_density(
-    frequencies: Float[Tensor, "*G #H R X"],
-    std: Float[Tensor, "H T"],
-    mean: Float[Tensor, "H T X"] | None = None,
-) -> Float[Tensor, "*G H R T"]:
-    """log of (2 pi sigma_t^2)^(-X/2) exp(-|xi - mu_t|^2 / 2 sigma_t^2), normalised in X dimensions.
-
-    Args:
-        frequencies: xi in cycles per position unit.
-        std: sigma_t in the same unit, isotropic.
-        mean: mu_t in the same unit; None is zero.
-    """
-    if mean is None:
-        square = frequencies.square().sum(-1, keepdim=True)
-    else:
-        square = (frequencies.unsqueeze(-2) - mean.unsqueeze(-3)).square().sum(-1)
-    scale = std.unsqueeze(-2)
-    position_dim = frequencies.shape[-1]
-    return -0.5 * square / scale.square() - position_dim * (scale.log() + 0.5 * math.log(2 * math.pi))
+from molflt.nn.functional import exp_
 
 
 class GaussianComponents(nn.Module):
@@ -101,12 +82,18 @@ class GaussianComponents(nn.Module):
         return 1 / (2 * math.pi * self.std)
 
     def log_density(self, frequencies: Float[Tensor, "*G #H R X"]) -> Float[Tensor, "*G H R T"]:
-        """log N(xi; mu_t, sigma_t^2) of every component."""
-        return gaussian_log_density(frequencies, self.std, self.mean)
+        """log N(xi; mu_t, sigma_t^2) of every component, normalised in X dimensions."""
+        if self.mean is None:
+            square = frequencies.square().sum(-1, keepdim=True)
+        else:
+            square = (frequencies.unsqueeze(-2) - self.mean.unsqueeze(-3)).square().sum(-1)
+        log_std = self.raw_std.unsqueeze(-2)
+        log_norm = -self.position_dim * (log_std + 0.5 * math.log(2 * math.pi))
+        return torch.addcmul(log_norm, square, (-2 * log_std).exp(), value=-0.5)
 
     def forward(self, frequencies: Float[Tensor, "*G #H R X"]) -> Float[Tensor, "*G H R T"]:
         """N(xi; mu_t, sigma_t^2) of every component, in (position unit)^X."""
-        return self.log_density(frequencies).exp()
+        return exp_(self.log_density(frequencies))
 
     def extra_repr(self) -> str:
         kind = "centred" if self.mean is None else "shifted"

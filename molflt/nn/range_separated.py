@@ -35,6 +35,7 @@ from molflt.nn.near import (
     merge_images,
     near_sums,
 )
+from molflt.nn.near_pairs import most_pairs_are_near, near_pair_bias, near_pair_sums
 from molflt.nn.operands import Operands
 from molflt.nn.periodic import PeriodicAttention, PeriodicGeometry
 
@@ -47,6 +48,8 @@ class NearPositions(NamedTuple):
     """`[E, H]`: f_near of the edges."""
     self_bias: Tensor
     """`[H]`: f_near of an atom with itself."""
+    pair_bias: Tensor | None = None
+    """`[B, H, N, N]`: both for all pairs, where most are near."""
 
 
 class RangeSeparatedPositions(NamedTuple):
@@ -91,12 +94,21 @@ class RangeSeparatedRPE(nn.Module):
         with torch.autocast(geometry.pos.device.type, enabled=False):
             near = far = None
             if self.near is not None:
-                merged = merge_images(geometry.near, self.near(geometry.near))
-                near = NearPositions(*merged, self.near.self_bias())
+                near = near_positions(geometry, self.near)
             if self.far is not None:
                 pos = centred(geometry.pos, geometry.atom_mask)
                 far = self.far(geometry.cell.to(pos.dtype), geometry.pbc, pos, geometry.atom_mask)
             return RangeSeparatedPositions(near, far)
+
+
+def near_positions(geometry: PeriodicGeometry, bias: NearBias) -> NearPositions:
+    """The merged edges of a batch, and their biases in the form that is cheaper for the layers."""
+    graph, edge_bias = merge_images(geometry.near, bias(geometry.near))
+    self_bias, shape = bias.self_bias(), geometry.atom_mask.shape
+    pairs = None
+    if most_pairs_are_near(graph, *shape):
+        pairs = near_pair_bias(graph, edge_bias, self_bias, *shape)
+    return NearPositions(graph, edge_bias, self_bias, pairs)
 
 
 def centred(pos: Float[Tensor, "B N X"], atom_mask: Bool[Tensor, "B N"]) -> Float[Tensor, "B N X"]:
@@ -133,8 +145,11 @@ def range_separated_attention(
         q, k, v = (x.to(dtype) for x in (query, key, value))
         parts: list[ScaledSums] = []
         if positional.near is not None:
-            graph, edge_bias, self_bias = positional.near
-            parts.append(near_sums(q, k, v, graph, edge_bias.to(dtype), self_bias.to(dtype)))
+            graph, edge_bias, self_bias, pairs = positional.near
+            if pairs is None:
+                parts.append(near_sums(q, k, v, graph, edge_bias.to(dtype), self_bias.to(dtype)))
+            else:
+                parts.append(near_pair_sums(q, k, v, pairs.to(dtype)))
         if positional.far is not None:
             parts.append(far_sums(q, k, v, positional.far, atom_mask, feature_map))
         if len(parts) == 1:
@@ -164,7 +179,7 @@ def dense_range_separated_attention(
     """
     if positional.near is None:
         raise ValueError("positional must have a near part, got None: the far part's twin is far.dense()")
-    (graph, edge_bias, self_bias), far = positional.near, positional.far
+    (graph, edge_bias, self_bias, _), far = positional.near, positional.far
     value = mask_rows(value, atom_mask)
     logits, factors = dense_near_log_weights(query, key, graph, edge_bias, self_bias)
     largest = logits.detach().amax(-1, keepdim=True)

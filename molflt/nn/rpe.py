@@ -49,6 +49,14 @@ def split_high_low(x: Float[Tensor, "*S"]) -> tuple[Float[Tensor, "*S"], Float[T
     return high, x - high
 
 
+def split_matmul(left: Float[Tensor, "*S N X"], right: Float[Tensor, "*T X R"]) -> Float[Tensor, "*U N R"]:
+    """left @ right as high high + high low + low high: no less exact in TF32 than the product in float32."""
+    left_high, left_low = split_high_low(left)
+    right_high, right_low = split_high_low(right)
+    left = torch.cat((left_high, left_high, left_low), dim=-1)
+    return left @ torch.cat((right_high, right_low, right_high), dim=-2)
+
+
 def phases(
     points: Float[Tensor, "*B N X"], frequencies: Float[Tensor, "*G H R X"]
 ) -> Float[Tensor, "*C H N R"]:
@@ -56,15 +64,12 @@ def phases(
 
     A phase of 100 rad needs all of float32's digits, but users let float32 products run in TF32 with 11 bits
     (`torch.set_float32_matmul_precision("high")`), or under autocast with 8. So autocast is off, and the
-    factors are split: high high + high low + low high loses no more in TF32 than a product in float32.
+    factors are split, except on CPUs, whose products stay in float32.
     """
     dtype = torch.promote_types(frequencies.dtype, torch.float32)
+    product = torch.matmul if points.device.type == "cpu" else split_matmul
     with torch.autocast(points.device.type, enabled=False):
-        point_high, point_low = split_high_low(points.to(dtype))
-        wave_high, wave_low = split_high_low(2 * math.pi * frequencies.to(dtype))
-        left = torch.cat((point_high, point_high, point_low), dim=-1)
-        right = torch.cat((wave_high, wave_low, wave_high), dim=-1)
-        return left.unsqueeze(-3) @ right.mT
+        return product(points.to(dtype).unsqueeze(-3), (2 * math.pi * frequencies.to(dtype)).mT)
 
 
 def cosine_and_sine(theta: Float[Tensor, "B H N R"]) -> Float[Tensor, "B H N 2*R"]:
@@ -75,8 +80,17 @@ def cosine_and_sine(theta: Float[Tensor, "B H N R"]) -> Float[Tensor, "B H N 2*R
     # A head at a time, whose cosines and sines stay in cache: for long inputs twice as fast.
     both = theta.new_empty(*theta.shape[:-1], 2 * theta.shape[-1])
     for head, angles in enumerate(theta.unbind(1)):
-        both[:, head] = torch.cat((angles.cos(), angles.sin()), dim=-1)
+        torch.cat((angles.cos(), angles.sin()), dim=-1, out=both[:, head])
     return both
+
+
+def times(parts: Float[Tensor, "*P N K"], factors: Inexact[Tensor, "*G R"]) -> Float[Tensor, "*C N K"]:
+    """Rows of R complex numbers, [real parts, imaginary parts], times `factors`, real or complex."""
+    if factors.is_complex():
+        real, imaginary = parts.chunk(2, dim=-1)
+        u, v = factors.real.unsqueeze(-2), factors.imag.unsqueeze(-2)
+        return torch.cat((u * real - v * imaginary, u * imaginary + v * real), dim=-1)
+    return parts * torch.cat((factors, factors), dim=-1).unsqueeze(-2)
 
 
 class FourierRPE(nn.Module):
@@ -151,19 +165,16 @@ class FourierRPE(nn.Module):
 
     def squared_norms(self) -> tuple[Float[Tensor, "*G H"], Float[Tensor, "*G H"]]:
         """|query features|^2 and |key features|^2, equal for all tokens: sum_k |W_k|, up to the floor."""
-        real, imaginary, key_scale = self._factors()
-        query = (real.square() + imaginary.square()) / key_scale.square()
-        return query.sum(-1), key_scale.square().sum(-1)
+        query_scale, key_scale = self._factors()
+        return (query_scale * query_scale.conj()).real.sum(-1), key_scale.square().sum(-1)
 
-    def _factors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """u, v and a, each `[*G, H, R]`."""
+    def _factors(self) -> tuple[Inexact[Tensor, "*G H R"], Float[Tensor, "*G H R"]]:
+        """W/a, real or complex, and a."""
         weights = self.importance_weights()
-        real, imaginary = (
-            (weights.real, weights.imag) if weights.is_complex() else (weights, torch.zeros_like(weights))
-        )
+        square = (weights * weights.conj()).real
         # Twice sqrt instead of a power of 1/4: the inner sum can not reach 0, so both have finite slopes.
-        key_scale = (real.square() + imaginary.square() + WEIGHT_FLOOR**2).sqrt().sqrt()
-        return real, imaginary, key_scale
+        key_scale = (square + WEIGHT_FLOOR**2).sqrt().sqrt()
+        return weights / key_scale, key_scale
 
     def _phases(self, points: Tensor) -> Tensor:
         """theta `[B, H or 1, N, R]`."""
@@ -172,7 +183,7 @@ class FourierRPE(nn.Module):
                 f"pos must have position_dim = {self.position_dim} coordinates, got {points.shape[-1]}: "
                 "build the RPE with the position_dim of the data"
             )
-        return phases(points, self.sampler().frequencies)
+        return phases(points, self.sampler.frequencies)
 
     def basis(self, pos: Float[Tensor, "B N X"]) -> Float[Tensor, "B H N K"]:
         """[cos theta, sin theta], K = 2R: the part of both features that depends on positions."""
@@ -192,11 +203,8 @@ class FourierRPE(nn.Module):
             raise ValueError(
                 f"projection must have 2R = {2 * self.num_frequencies} columns, got {projection.shape[-1]}"
             )
-        real, imaginary, key_scale = (factor.unsqueeze(-2) for factor in self._factors())
-        cosine, sine = projection.chunk(2, dim=-1)
-        query = torch.cat((real * cosine + imaginary * sine, real * sine - imaginary * cosine), dim=-1)
-        double_scale = torch.cat((key_scale, key_scale), dim=-1)
-        return query / double_scale, projection * double_scale
+        query_scale, key_scale = self._factors()
+        return times(projection, query_scale.conj()), times(projection, key_scale)
 
     def forward(
         self, pos: Float[Tensor, "B N X"]
@@ -206,12 +214,9 @@ class FourierRPE(nn.Module):
         Args:
             pos: positions, in the unit whose inverse the frequencies have; centred, in float32.
         """
-        real, imaginary, key_scale = (factor.unsqueeze(-2) for factor in self._factors())
-        theta = self._phases(pos)
-        cosine, sine = theta.cos(), theta.sin()
-        query = torch.cat((real * cosine - imaginary * sine, real * sine + imaginary * cosine), dim=-1)
-        key = torch.cat((key_scale * cosine, key_scale * sine), dim=-1)
-        return query / torch.cat((key_scale, key_scale), dim=-1), key
+        query_scale, key_scale = self._factors()
+        basis = self.basis(pos)
+        return times(basis, query_scale), times(basis, key_scale)
 
     def dense_bias(
         self, pos: Float[Tensor, "B N X"], key_pos: Float[Tensor, "B L X"] | None = None

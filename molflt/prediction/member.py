@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,14 +43,21 @@ class Member:
     """A checkpoint's network, a copy in the given precision on the given device.
 
     Other draws are computed in single precision and without displacements, at half the cost: their spread is
-    a rough number, and energies do not depend on them.
+    a rough number, and energies do not depend on them. Without `displacements` they are not computed at all.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, num_redraws: int
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        dtype: torch.dtype,
+        num_redraws: int,
+        displacements: bool = True,
     ) -> None:
         self.metadata = checkpoint.metadata
         self.model = copy.deepcopy(checkpoint.model).to(device=device, dtype=dtype).eval()
+        if not displacements:
+            self.model.displacement_head = None
         self.device = device
         self.domain = domain_from_dict(checkpoint.metadata.domain)
         self._redrawn = copy.deepcopy(checkpoint.model).to(device=device, dtype=torch.float32).eval()
@@ -83,9 +90,7 @@ class Member:
         batch = batch.to(self.device)
         output, embedding = forward_with_embedding(self.model, batch)
         energies = output.energy.double().cpu().numpy()
-        draws = [energies]
-        for _ in self._redraws:
-            draws.append(self._redrawn(batch).energy.double().cpu().numpy())
+        draws = [energies, *self._drawn_energies(batch)]
         spread = np.std(draws, axis=0, ddof=1) if len(draws) > 1 else np.zeros_like(energies)
         rounding = np.maximum(LEAST_SPREAD, LEAST_RELATIVE_SPREAD * np.abs(energies))
         embeddings = embedding.double().cpu().numpy()
@@ -102,6 +107,13 @@ class Member:
             )
             for index, sample in enumerate(samples)
         ]
+
+    def _drawn_energies(self, batch: Any) -> Iterator[NDArray[np.float64]]:
+        prepared = None
+        for _ in self._redraws:
+            if prepared is None or not self._redraws.only_features:
+                prepared = self._redrawn.prepare(batch)
+            yield self._redrawn.predict(prepared).energy.double().cpu().numpy()
 
     def _unlike(self, sample: Data, embedding: NDArray[np.float64]) -> dict[str, str]:
         found = unlike_metadata(sample, self.metadata)

@@ -46,7 +46,7 @@ class Prediction:
     """What to know about the structure as read, and how it is unlike the training data."""
     structure: Structure = field(repr=False, compare=False)
     delta_pos: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
-    """Predicted relaxed minus given positions [A, 3], Å, zero for fixed atoms; None without such a head."""
+    """Predicted relaxed minus given positions [A, 3], Å, 0 for fixed atoms; None where none is predicted."""
 
     def initial_atoms(self) -> Atoms:
         """The structure as given, with its tags and fixed atoms."""
@@ -56,10 +56,13 @@ class Prediction:
         """The structure at its predicted relaxed positions.
 
         Raises:
-            ValueError: the network predicts no positions.
+            ValueError: no positions were predicted.
         """
         if self.delta_pos is None:
-            raise ValueError("the checkpoint was trained without a Δpos head; it predicts no positions")
+            raise ValueError(
+                "no Δpos was predicted: the checkpoint has no head for it, or Predictor was made with "
+                "displacements=False"
+            )
         atoms = self.initial_atoms()
         atoms.set_positions(atoms.positions + self.delta_pos, apply_constraint=False)
         return atoms

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from ase.io.formats import UnknownFileTypeError, filetype, ioformats
+from ase.io.formats import UnknownFileTypeError, filetype, ioformats, match_magic
 
 from molflt.data.datasets import OC20IS2RE
 from molflt.data.structure_formats import PEEK_BYTES, recognized_format
@@ -20,8 +20,10 @@ from molflt.errors import InputError
 from molflt.prediction.inputs import structure_from_data
 
 STDIN = "-"
-_MARKS = {".json": b'"numbers"', ".md": b"<-- "}
+_MARKS = {".json": b'"numbers"', ".md": b"<-- ", ".in": b"atom"}
 """What a structure file has among its first bytes whose name could as well be that of something else."""
+_SHARED = (".log", ".out", ".dat", ".data")
+"""What the text of any program may be called; ASE's formats of these names begin with signatures."""
 _COMPRESSED = (".gz", ".bz2", ".xz")
 
 
@@ -74,7 +76,8 @@ def expand_paths(
     for word in words:
         if word == STDIN:
             for line in stdin or ():
-                if name := os.fsdecode(line).rstrip("\r\n"):
+                name = os.fsdecode(line).rstrip("\r\n")
+                if name.strip():
                     yield from expand(name, False)
         else:
             yield from expand(word, glob.has_magic(word) and not os.path.lexists(word))
@@ -98,7 +101,12 @@ def iter_inputs(
 
 
 def is_structure_file(path: str) -> bool:
-    """Whether a file's first bytes or its name are those of a format that structures come in."""
+    """Whether a file's first bytes or its name are those of a format that structures come in.
+
+    Pipes, sockets and devices, which may not end or never begin, are none.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        return False
     if path.endswith(".lmdb"):
         return True
     if path.endswith(_COMPRESSED):
@@ -115,9 +123,18 @@ def is_structure_file(path: str) -> bool:
     for suffix, mark in _MARKS.items():
         if path.endswith(suffix):
             return mark in head
+    if path.endswith(_SHARED):
+        return _has_signature(head)
     try:
         return ioformats[filetype(os.path.abspath(path))].can_read
     except (UnknownFileTypeError, KeyError, OSError, UnicodeDecodeError):
+        return False
+
+
+def _has_signature(head: bytes) -> bool:
+    try:
+        return match_magic(head).can_read
+    except UnknownFileTypeError:
         return False
 
 

@@ -45,6 +45,8 @@ class Predictor:
             evaluated; the uncertainty is the standard deviation over these and its own
             (`molflt.prediction.redraws` says what that is and is not). Each costs one more pass; 0 for none.
         dtype: precision. float32 is faster, and rounding then depends on the batch.
+        displacements: whether to predict Δpos where the networks have a head for it, at a quarter of the time
+            that energies take in large batches.
 
     Raises:
         InputError: the checkpoints' energies do not mean the same.
@@ -61,6 +63,7 @@ class Predictor:
         *,
         redraws: int = DEFAULT_REDRAWS,
         dtype: torch.dtype = torch.float64,
+        displacements: bool = True,
     ) -> None:
         if isinstance(checkpoints, Checkpoint):
             checkpoints = [checkpoints]
@@ -72,7 +75,9 @@ class Predictor:
         self.energy_meaning = common_energy_meaning(checkpoints)
         self.domain = describe_training([checkpoint.metadata for checkpoint in checkpoints])
         number = redraws if len(checkpoints) == 1 else 0
-        self._members = [Member(checkpoint, self.device, dtype, number) for checkpoint in checkpoints]
+        self._members = [
+            Member(checkpoint, self.device, dtype, number, displacements) for checkpoint in checkpoints
+        ]
 
     @classmethod
     def from_checkpoint(
@@ -95,7 +100,7 @@ class Predictor:
 
     @property
     def predicts_positions(self) -> bool:
-        """Whether predictions have `delta_pos`: all networks have a head for it."""
+        """Whether predictions have `delta_pos`: it is wanted, and all networks have a head for it."""
         return all(member.model.displacement_head is not None for member in self._members)
 
     def predict(self, structures: Iterable[Any], batch_size: int = DEFAULT_BATCH_SIZE) -> list[Prediction]:

@@ -51,6 +51,11 @@ class Redraws:
         finally:
             self._set(self._own)
 
+    @property
+    def only_features(self) -> bool:
+        """Whether the draws are of layers' features alone, and `Graphormer3D.prepare` gives one result."""
+        return all(".attention.feature_map." in name for drawn in self._draws for name in drawn)
+
     def __len__(self) -> int:
         return len(self._draws)
 

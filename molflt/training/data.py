@@ -1,20 +1,26 @@
-"""What training reads: samples kept ready in memory where they fit, and the statistics of a split."""
+"""What training reads: samples kept ready in memory where they fit, and the statistics of its splits."""
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
+from ase.data import atomic_numbers
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from torch_geometric.data import Data
 
+from molflt.config import Config
+from molflt.data.datasets import OC20IS2RE, find_split
+from molflt.data.sizes import KEEP_FROM
+from molflt.data.statistics import DataStatistics, Moments, dataset_statistics
 from molflt.errors import InputError, InputWarning
 from molflt.models.references import ReferenceFit
+from molflt.terminal import tracked
 
 TOTAL_ENERGY_BELOW = -50.0
 """eV per system."""
@@ -22,18 +28,24 @@ COARSE_LABEL = 0.002
 """eV; a tenth of the error that OC20's EwT allows."""
 
 
-def cached(dataset: Sequence[Data], limit_bytes: float, probe: int = 32) -> Sequence[Data]:
+def cached(
+    dataset: Sequence[Data], limit_bytes: float, text: str | None = None, probe: int = 32
+) -> Sequence[Data]:
     """The samples in memory, as read and transformed, or the dataset where they would exceed `limit_bytes`.
 
     From memory an epoch neither reads files nor builds graphs. The size is estimated from `probe` samples
-    spread over the dataset. For samples that are the same each time they are read.
+    spread over the dataset. For samples that are the same each time they are read. How far that has come is
+    shown on stderr under `text`.
     """
     count = len(dataset)
     if count == 0 or limit_bytes <= 0:
         return dataset
     probed = range(0, count, max(count // probe, 1))
     mean_bytes = sum(sample_bytes(dataset[index]) for index in probed) / len(probed)
-    return dataset if mean_bytes * count > limit_bytes else [dataset[index] for index in range(count)]
+    if mean_bytes * count > limit_bytes:
+        return dataset
+    indices = range(count)
+    return [dataset[index] for index in (tracked(indices, count, text) if text else indices)]
 
 
 def sample_bytes(sample: Data) -> int:
@@ -58,67 +70,132 @@ class SplitStatistics:
     """Root mean square of Δpos' components over free atoms, Å; 1 where nothing moves or is known to."""
 
 
-def measure_statistics(
-    samples: Iterable[Data], split: str, with_delta_pos: bool, references: Tensor | None = None
-) -> SplitStatistics:
-    """Measure a split in one pass, in float64 (energies by Welford's update).
+@dataclass(frozen=True)
+class DataFit:
+    """What a run takes from its data before it starts, and keeps to be continued with."""
 
-    samples carry `y_relaxed`, `atomic_numbers` and, if `with_delta_pos`, `delta_pos`; those without `fixed`
-    count as free throughout. From y_relaxed the element `references` [119], eV, are taken away first. Raises
-    `InputError` for an empty split, a missing or non-finite label.
-    """
-    count, mean, squares = 0, 0.0, 0.0
-    elements: set[int] = set()
-    fewest, most = math.inf, 0
-    shift_squares, shift_count = 0.0, 0
-    for sample in samples:
-        energy = _label(sample, split)
-        if references is not None:
-            energy -= float(references[sample.atomic_numbers].sum())
-        count += 1
-        step = energy - mean
-        mean += step / count
-        squares += step * (energy - mean)
-        elements.update(sample.atomic_numbers.tolist())
-        num_atoms = len(sample.atomic_numbers)
-        fewest, most = min(fewest, num_atoms), max(most, num_atoms)
-        if with_delta_pos:
-            shift = _free_delta_pos(sample, split)
-            shift_squares += float(shift.double().square().sum())
-            shift_count += shift.numel()
-    if count == 0:
-        raise InputError(f"split {split!r} is empty; training needs at least one system in it")
-    return SplitStatistics(
-        num_systems=count,
-        elements=sorted(elements),
-        num_atoms_range=[int(fewest), int(most)],
-        energy_mean=mean,
-        energy_std=math.sqrt(squares / count) or 1.0,
-        delta_pos_std=math.sqrt(shift_squares / shift_count) or 1.0 if shift_count else 1.0,
+    splits: dict[str, int]
+    """Systems of each split."""
+    train: SplitStatistics
+    references: Tensor | None
+    """Energy per element [119], eV, where targets have one taken away."""
+    source: str = ""
+    """Where it comes from, in words."""
+
+    def state(self) -> dict[str, Any]:
+        """Plain values and tensors, for `data_fit_from_state`."""
+        return {"splits": self.splits, "train": asdict(self.train), "references": self.references}
+
+
+def data_fit_from_state(state: Mapping[str, Any]) -> DataFit:
+    """What `DataFit.state` gave."""
+    return DataFit(
+        dict(state["splits"]), SplitStatistics(**state["train"]), state["references"], "kept with the run"
     )
 
 
-def fit_references(samples: Iterable[Data], split: str) -> Tensor:
-    """Energies per element [119], eV, that explain the split's targets best (`ReferenceFit`).
+def fit_data(config: Config, train_set: Sequence[Data], progress: bool = False) -> DataFit:
+    """Read all records of a run's splits once, without making graphs, or take what is kept beside them.
 
-    Raises `InputError` for an empty split, a missing or non-finite label. Warns (`InputWarning`) where
-    targets are so large that their float32 is coarse.
+    `molflt data stats` keeps its numbers beside each LMDB file, with the fingerprint of the content that they
+    are of; so does this for large files (`molflt.data.sizes.KEEP_FROM`). Element references are fitted in a
+    second reading.
+
+    Args:
+        config: of the run.
+        train_set: its training samples, for the element references; they are read again if not in memory.
+        progress: show on stderr how far reading has come.
+
+    Raises:
+        InputError: a record without what training needs of it, with other fields than the others, or damaged.
     """
-    fit, count, largest = ReferenceFit(), 0, 0.0
+    data, with_delta_pos = config.data, any(config.optim.delta_pos_weight)
+    measured, sources = {}, []
+    for split in dict.fromkeys((data.train_split, *data.val_splits)):
+        path = find_split(data.root, split)
+        measured[split] = dataset_statistics(path, progress, keep_from=KEEP_FROM)
+        check_fields(measured[split], split, with_delta_pos and split == data.train_split)
+        sources.append(f"{split} {_source(measured[split])}")
+    references, targets = None, measured[data.train_split].moments["y_relaxed"]
+    if data.element_references:
+        samples = train_set if isinstance(train_set, list) else OC20IS2RE(data.root, data.train_split)
+        samples = cast("Sequence[Data]", samples)
+        stream = tracked(samples, len(samples), "Reading energies") if progress else samples
+        references, targets = fit_references(stream, data.train_split)
+    statistics = split_statistics(measured[data.train_split], targets)
+    counts = {split: found.records for split, found in measured.items()}
+    return DataFit(counts, statistics, references, "; ".join(sources))
+
+
+def _source(statistics: DataStatistics) -> str:
+    count, read = statistics.records, statistics.read
+    if read == count:
+        return f"measured on {count} systems"
+    return f"as kept beside the data, {count} systems" + (f" ({read} of them measured anew)" if read else "")
+
+
+def check_fields(statistics: DataStatistics, split: str, with_delta_pos: bool = False) -> None:
+    """Raise `InputError` unless all systems have `y_relaxed`, and the same fields.
+
+    With `with_delta_pos` they also have to have `pos_relaxed`.
+    """
+    remedies = {"y_relaxed": "train and validate on labelled splits only"}
+    if with_delta_pos:
+        remedies["pos_relaxed"] = (
+            "the Δpos loss needs it: set optim.delta_pos_weight to [0, 0] to train on energies alone"
+        )
+    counts, total = statistics.field_systems, statistics.records
+    for name, remedy in remedies.items():
+        if counts[name] < total:
+            without = f"{total - counts[name]} of {total} systems of split {split!r} have no {name}"
+            raise InputError(f"{without if counts[name] else f'split {split!r} has no {name}'}; {remedy}")
+    for name, count in counts.items():
+        if count < total:
+            raise InputError(
+                f"{count} of {total} systems of split {split!r} have {name} and the others do not; the "
+                "records of a data set carry the same fields: make one set for each kind"
+            )
+
+
+def split_statistics(statistics: DataStatistics, targets: Moments) -> SplitStatistics:
+    """What training needs of a split's statistics.
+
+    Args:
+        statistics: of its records.
+        targets: of y_relaxed less its element references.
+    """
+    atoms, shifts = statistics.moments["atoms"], statistics.moments.get("delta_pos", Moments())
+    return SplitStatistics(
+        num_systems=statistics.records,
+        elements=sorted(atomic_numbers[symbol] for symbol in statistics.element_atoms),
+        num_atoms_range=[int(atoms.min), int(atoms.max)],
+        energy_mean=targets.mean,
+        energy_std=targets.std or 1.0,
+        delta_pos_std=shifts.rms or 1.0 if shifts.n else 1.0,
+    )
+
+
+def fit_references(samples: Iterable[Data], split: str) -> tuple[Tensor, Moments]:
+    """Energies per element [119], eV, that explain the split's targets best, and what they leave of them.
+
+    The samples are read once; their compositions and energies stay in memory meanwhile. Warns
+    (`InputWarning`) where targets are so large that their float32 is coarse.
+    """
+    fit, kept, rests = ReferenceFit(), [], Moments()
     for sample in samples:
-        energy = _label(sample, split)
-        fit.add(sample.atomic_numbers, energy)
-        largest = max(largest, abs(energy))
-        count += 1
-    if count == 0:
-        raise InputError(f"split {split!r} is empty; training needs at least one system in it")
+        numbers, energy = sample["atomic_numbers"], float(sample["y_relaxed"])
+        fit.add(numbers, energy)
+        kept.append((numbers.to(torch.uint8), energy))
+    largest = max(abs(energy) for _, energy in kept)
     spacing = float(np.spacing(np.float32(largest)))
     if spacing > COARSE_LABEL:
         _warn(
             f"targets of split {split!r} reach {largest:.0f} eV, where the data's float32 has steps of "
             f"{spacing:.2g} eV; subtract an energy per element before writing the data set"
         )
-    return fit.solve()
+    references = fit.solve()
+    rests.add([energy - float(references[numbers.long()].sum()) for numbers, energy in kept])
+    return references, rests
 
 
 def warn_of_total_energies(energy_mean: float, split: str) -> None:
@@ -136,43 +213,3 @@ def warn_of_total_energies(energy_mean: float, split: str) -> None:
 @rank_zero_only
 def _warn(text: str) -> None:
     warnings.warn(text, InputWarning, stacklevel=4)
-
-
-def check_labels(samples: Iterable[Data], split: str) -> int:
-    """Number of samples, each checked to carry a finite target.
-
-    Raises `InputError` for an empty split and for the first sample without one.
-    """
-    count = sum(1 for sample in samples if math.isfinite(_label(sample, split)))
-    if count == 0:
-        raise InputError(f"split {split!r} is empty; validation needs at least one system in it")
-    return count
-
-
-def _label(sample: Data, split: str) -> float:
-    energy = sample.get("y_relaxed")
-    if energy is None:
-        raise InputError(
-            f"{_name(sample, split)} has no y_relaxed; train and validate on labelled splits only"
-        )
-    if not torch.isfinite(energy).all():
-        raise InputError(
-            f"{_name(sample, split)} has y_relaxed = {energy.item()}; remove or mend this record"
-        )
-    return float(energy)
-
-
-def _free_delta_pos(sample: Data, split: str) -> Tensor:
-    delta_pos = sample.get("delta_pos")
-    if delta_pos is None:
-        raise InputError(
-            f"{_name(sample, split)} has no pos_relaxed, which the Δpos loss needs; "
-            "set optim.delta_pos_weight to [0, 0] to train on energies alone"
-        )
-    fixed = sample.get("fixed")
-    return delta_pos if fixed is None else delta_pos[~fixed]
-
-
-def _name(sample: Data, split: str) -> str:
-    sid = sample.get("sid")
-    return f"sid {int(sid)} of split {split!r}" if sid is not None else f"a record of split {split!r}"

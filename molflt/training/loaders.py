@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from molflt.data.batching import SystemBatchSampler, describe_oversized
 from molflt.data.datasets import OC20IS2RE
 from molflt.errors import InputError, InputWarning
 from molflt.training.data import cached
+from molflt.training.transport import Collate
 
 
 class AugmentedSamples(Dataset[Data]):
@@ -60,11 +61,12 @@ class AugmentedSamples(Dataset[Data]):
         return sample
 
 
-def prepared_samples(config: Config, split: str) -> Sequence[Data]:
+def prepared_samples(config: Config, split: str, progress: bool = False) -> Sequence[Data]:
     """The samples of a split with their graphs, the same each time, in memory where they fit."""
     # A PyG data set is a sequence in all but the type.
     samples = cast("Sequence[Data]", build_dataset(config.data, split))
-    return cached(samples, config.training.cache_gib * 2**30)
+    text = f"Preparing {split}" if progress else None
+    return cached(samples, config.training.cache_gib * 2**30, text)
 
 
 def build_loader(
@@ -121,25 +123,8 @@ def build_loader(
         # For the workers' own seeds, which would else advance torch's global random state.
         generator=torch.Generator().manual_seed(config.seed),
     )
-    loader.collate_fn = WithoutSlices(loader.collate_fn)
+    loader.collate_fn = Collate(loader.collate_fn)
     return loader
-
-
-class WithoutSlices:
-    """Collates without what takes a batch apart again: two more tensors per field, each of which costs a
-    worker's batch as much time on its way as a field does.
-
-    Args:
-        collate: samples to a PyG batch.
-    """
-
-    def __init__(self, collate: Callable[[list[Data]], Any]) -> None:
-        self.collate = collate
-
-    def __call__(self, samples: list[Data]) -> Any:
-        batch = self.collate(samples)
-        batch._slice_dict, batch._inc_dict = {}, {}
-        return batch
 
 
 def system_sizes(samples: Sequence[Data], config: DataConfig) -> np.ndarray:

@@ -1,10 +1,11 @@
 """Where a run can be continued: what is saved for it, how it is found again, and what may differ.
 
 `checkpoints/resume.ckpt` is a Lightning checkpoint with everything that the steps to come depend on: weights,
-their average, optimiser, schedule, position in the epoch, sums of the epoch's metrics, the best value so far.
-Random states are not among it, as each step seeds its own (`molflt.training.seeds`). It is written before the
-first step, after each epoch and every `training.checkpoint_every` steps; the one before stays as
-`resume-previous.ckpt`. Both hold plain values and tensors only and are read with `weights_only=True`.
+their average, optimiser, schedule, position in the epoch, sums of the epoch's metrics, the best value so far;
+and what was taken from the data, so that they are not read for it again. Random states are not among it, as
+each step seeds its own (`molflt.training.seeds`). It is written before the first step, after each epoch and
+every `training.checkpoint_every` steps; the one before stays as `resume-previous.ckpt`. Both hold plain
+values and tensors only and are read with `weights_only=True`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from molflt.archive import read_archive
 from molflt.config import Config, config_from_dict, config_to_dict
 from molflt.errors import InputError
 from molflt.run_folder import RESUME_NEWEST, RESUME_PREVIOUS
+from molflt.training.data import DataFit, data_fit_from_state
 from molflt.training.module import RelaxedEnergyTraining
 from molflt.training.nonfinite import gather
 
@@ -62,6 +64,8 @@ class ResumePoint:
     """Fingerprint of each split."""
     processes: int
     """That shared the work."""
+    fit: DataFit | None
+    """What the run has taken from its data; None in the states of earlier versions."""
     note: str = ""
     """What is to be said about it: a damaged newer file."""
 
@@ -73,13 +77,15 @@ class ResumeWriter(Checkpoint):
         folder: the run's `checkpoints`.
         every: steps between states within an epoch; 0 saves them between epochs only.
         data: fingerprint of each split.
+        fit: what the run takes from them.
     """
 
-    def __init__(self, folder: Path, every: int, data: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, every: int, data: Mapping[str, str], fit: DataFit) -> None:
         super().__init__()
         self.folder = folder
         self.every = every
         self.data = dict(data)
+        self.fit = fit
         self._position = (0, 0)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -117,6 +123,7 @@ class ResumeWriter(Checkpoint):
             "version": VERSION,
             "config": config_to_dict(pl_module.config),
             "data": self.data,
+            "fit": self.fit.state(),
             "epoch": epoch,
             "batch": batch,
             "step": trainer.global_step,
@@ -219,6 +226,7 @@ def _read(path: Path) -> ResumePoint:
         config=config_from_dict(section["config"], source=f"{path} (its configuration)"),
         data=dict(section["data"]),
         processes=section["processes"],
+        fit=data_fit_from_state(section["fit"]) if "fit" in section else None,
     )
 
 

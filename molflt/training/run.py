@@ -30,7 +30,7 @@ from molflt.run_folder import (
 )
 from molflt.run_lock import RunLock
 from molflt.training.curves import write_curves
-from molflt.training.data import check_labels, fit_references, measure_statistics, warn_of_total_energies
+from molflt.training.data import DataFit, fit_data, warn_of_total_energies
 from molflt.training.loaders import build_loader, prepared_samples
 from molflt.training.memory import OutOfMemoryReport
 from molflt.training.metrics_csv import keep_rows
@@ -107,11 +107,13 @@ def train(
         if point is not None:
             check_continues(point, config, data, math.prod(launched(config)))
         seed_everything(config.seed, workers=True, verbose=False)
-        module, train_set, val_sets = prepare_training(config)
+        module, train_set, val_sets, fit = prepare_training(
+            config, point.fit if point else None, progress and is_first
+        )
         if config.training.init_from is not None and not (point and point.step):
             _take_over(config, module, tell=progress and is_first)
         best, last = checkpoint_callbacks(config, output)
-        writer = ResumeWriter(output / "checkpoints", config.training.checkpoint_every, data)
+        writer = ResumeWriter(output / "checkpoints", config.training.checkpoint_every, data, fit)
         shown = [TrainingProgress()] if progress else []
         memory = OutOfMemoryReport(config.data)
         loggers = make_loggers(config, output, point.step if point else 0)
@@ -184,22 +186,27 @@ def _go_to(loader: DataLoader, point: ResumePoint) -> None:
     sampler.start_batch = point.batch
 
 
-def prepare_training(config: Config) -> tuple[RelaxedEnergyTraining, Sequence[Data], list[Sequence[Data]]]:
-    """The network with the scales of its data, and the splits, all of it read and checked."""
+def prepare_training(
+    config: Config, fit: DataFit | None = None, progress: bool = False
+) -> tuple[RelaxedEnergyTraining, Sequence[Data], list[Sequence[Data]], DataFit]:
+    """The network with the scales of its data, the splits, all of it read and checked, and the scales.
+
+    Args:
+        config: of the run.
+        fit: the scales where they are known, of these very data.
+        progress: say on stderr how far reading has come, and what the scales are taken from.
+    """
     data = config.data
-    train_set = prepared_samples(config, data.train_split)
-    val_sets = [prepared_samples(config, split) for split in data.val_splits]
-    references = fit_references(train_set, data.train_split) if data.element_references else None
-    statistics = measure_statistics(
-        train_set, data.train_split, any(config.optim.delta_pos_weight), references
-    )
+    train_set = prepared_samples(config, data.train_split, progress)
+    val_sets = [prepared_samples(config, split, progress) for split in data.val_splits]
+    fit = fit or fit_data(config, train_set, progress)
+    statistics = fit.train
     warn_of_total_energies(statistics.energy_mean, data.train_split)
-    splits = {data.train_split: statistics.num_systems}
-    for split, val_set in zip(data.val_splits, val_sets, strict=True):
-        splits[split] = check_labels(val_set, split)
+    if progress:
+        print(f"molflt: statistics of the data: {fit.source}", file=sys.stderr)
     metadata = CheckpointMetadata(
         energy_meaning=data.energy_meaning,
-        splits=splits,
+        splits=fit.splits,
         elements=statistics.elements,
         num_atoms_range=statistics.num_atoms_range,
         energy_mean=statistics.energy_mean,
@@ -207,11 +214,11 @@ def prepare_training(config: Config) -> tuple[RelaxedEnergyTraining, Sequence[Da
         delta_pos_std=statistics.delta_pos_std,
     )
     model = model_from_config(config)
-    model.element_references = references
+    model.element_references = fit.references
     model.energy_mean.fill_(statistics.energy_mean if data.energy_mean is None else data.energy_mean)
     model.energy_std.fill_(data.energy_std or statistics.energy_std)
     model.delta_pos_std.fill_(statistics.delta_pos_std)
-    return RelaxedEnergyTraining(config, model, metadata), train_set, val_sets
+    return RelaxedEnergyTraining(config, model, metadata), train_set, val_sets, fit
 
 
 def _take_over(config: Config, module: RelaxedEnergyTraining, tell: bool) -> None:

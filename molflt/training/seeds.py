@@ -35,7 +35,10 @@ def seed_step(seed: int, rank: int, step: int) -> None:
     value = derived_seed(seed, Purpose.STEP, rank, step)
     random.seed(value)
     np.random.seed(value)  # noqa: NPY002 (the global generator is what others may draw from)
-    torch.manual_seed(value)
+    # torch.manual_seed takes half a millisecond more where CUDA is not in use: it notes where it was called.
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(value)
 
 
 def redraw_generator(seed: int, step: int) -> torch.Generator:

@@ -1,16 +1,24 @@
-"""The same training from several seeds, and the mean and spread of how good the results are."""
+"""The same training from several seeds, and the mean and spread of how good the results are.
+
+`seeds.json` in the seeds' common folder holds both; it is written anew after each seed.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from molflt.config import Config
 from molflt.errors import InputError
-from molflt.run_folder import check_run_folder, is_first_process
+from molflt.run_folder import check_run_folder, is_first_process, write_text
 from molflt.training.run import TrainingResult, train
+
+RESULTS = "seeds.json"
 
 
 @dataclass(frozen=True)
@@ -39,20 +47,28 @@ def train_seeds(
 ) -> dict[int, TrainingResult]:
     """Train with one seed after the other, each as `train` does, and return the results by seed.
 
-    Raises `InputError` before the first where a run folder is in use, or the seeds' own folder holds a run,
-    and as `train`.
+    They are written to `seeds.json`, too. Raises `InputError` before the first where a run folder is in use,
+    the seeds' own folder holds a run, or results of other seeds that are not to be replaced; and as `train`.
     """
     configs = {seed: seed_config(config, seed) for seed in seeds}
-    if (Path(config.training.output) / "config.yaml").exists():
-        raise InputError(
-            f"{config.training.output} holds a run of its own; choose another --training.output for the seeds"
-        )
-    for each in configs.values() if is_first_process() else ():
-        check_run_folder(Path(each.training.output), overwrite, resume)
-    return {
-        seed: train(each, overwrite=overwrite, resume=resume, progress=progress)
-        for seed, each in configs.items()
-    }
+    output = Path(config.training.output)
+    if (output / "config.yaml").exists():
+        raise InputError(f"{output} holds a run of its own; choose another --training.output for the seeds")
+    if is_first_process():
+        for each in configs.values():
+            check_run_folder(Path(each.training.output), overwrite, resume)
+        if (output / RESULTS).exists() and not (overwrite or resume):
+            raise InputError(
+                f"{output / RESULTS} holds the results of other seeds; add --resume and name those as well, "
+                "or choose another --training.output"
+            )
+    results: dict[int, TrainingResult] = {}
+    for seed, each in configs.items():
+        results[seed] = train(each, overwrite=overwrite, resume=resume, progress=progress)
+        if is_first_process():
+            content = results_content(results, config.data.val_splits[0])
+            write_text(output / RESULTS, json.dumps(content, indent=1) + "\n")
+    return results
 
 
 def summarize(results: Mapping[int, TrainingResult]) -> SeedSummary:
@@ -64,3 +80,26 @@ def summarize(results: Mapping[int, TrainingResult]) -> SeedSummary:
     best = spread([result.best_energy_mae for result in results.values()])
     last = spread([result.last_energy_mae for result in results.values()])
     return SeedSummary(*best, *last)
+
+
+def results_content(results: Mapping[int, TrainingResult], split: str) -> dict[str, Any]:
+    """What `seeds.json` holds: the summary, null where there is no spread, and a row per seed.
+
+    Args:
+        results: by seed.
+        split: the validation split that they are on.
+    """
+    summary = {
+        name: value if math.isfinite(value) else None for name, value in asdict(summarize(results)).items()
+    }
+    rows = [
+        {
+            "seed": seed,
+            "best": result.best_energy_mae,
+            "last": result.last_energy_mae,
+            "steps_left_out": len(result.skipped),
+            "best_checkpoint": str(result.best_checkpoint.relative_to(result.output.parent)),
+        }
+        for seed, result in results.items()
+    ]
+    return {"quantity": f"energy MAE on {split}, eV", **summary, "seeds": rows}

@@ -20,6 +20,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -173,6 +174,7 @@ def make_trainer(
     precision: Any,
     loggers: Sequence[Logger],
     callbacks: Sequence[Callback],
+    profiler: Profiler | None = None,
 ) -> Trainer:
     """The trainer, on the devices and with the strategy of `config.training`."""
     clip = config.optim.grad_clip
@@ -193,6 +195,7 @@ def make_trainer(
         logger=list(loggers),
         callbacks=list(callbacks),
         plugins=plugins,
+        profiler=profiler,
         log_every_n_steps=1,
         num_sanity_val_steps=0,
         use_distributed_sampler=False,

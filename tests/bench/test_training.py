@@ -49,8 +49,10 @@ def test_the_clock_stops_at_every_batch_and_the_bare_model_leaves_training_as_it
     bench_training(settings)
     assert [clock.bare for clock, _ in clocks] == [False, True, False, True]
     for clock, _ in clocks:
-        assert len(clock.arrivals) == len(clock.starts) == len(clock.ends) == 4
-        times = zip(clock.arrivals, clock.starts, clock.ends, strict=True)
+        assert len(clock.arrivals) == len(clock.starts) == len(clock.loader.waits) == 4
+        gaps = zip(clock.starts, clock.arrivals[1:], clock.loader.waits[1:], strict=False)
+        assert all(0 < wait < arrival.wall - start.wall for start, arrival, wait in gaps)
+        times = zip(clock.arrivals, clock.starts, strict=True)
         flat = [instant.wall for group in times for instant in group]
         assert flat == sorted(flat)
     (_, alone), (_, beside), *_ = clocks

@@ -40,7 +40,9 @@ def test_train_evaluate_predict(tiny_config, tmp_path, capsys):
     best = run / "checkpoints" / "best.ckpt"
     mae = load_checkpoint(best).metadata.val_metrics["val_a/energy_mae"]
     assert out == f"best checkpoint: {best} (EMA weights, val_a MAE {mae:.4f} eV)\n"
-    assert err.startswith("epoch 2/2")
+    about_data, about_training = err.splitlines()
+    assert about_data.startswith("molflt: statistics of the data: train measured on 11 systems; ")
+    assert about_training.startswith("epoch 2/2")
     assert load_config(run / "config.yaml") == tiny_config(run, **{"training.epochs": 2})
 
     assert cli.main(["evaluate", str(best), "--json"]) == 0
@@ -190,6 +192,15 @@ def test_bad_input_is_one_line_and_leaves_nothing(case, best, tiny_config, tmp_p
     assert err.startswith("molflt: error: ")
     assert message in err
     assert entries(tmp_path) == before
+
+
+def test_a_file_whose_name_begins_with_a_dash_is_explained(tmp_path, monkeypatch, capsys):
+    """A pattern that the shell expands may hold one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-a.xyz").touch()
+    assert cli.main(["predict", "fcc111-flt", "-a.xyz", "b.xyz"]) == 2
+    error = "unknown argument -a.xyz (the name of a file needs ./ before it); see molflt --help"
+    assert capsys.readouterr().err == f"molflt: error: {error}\n"
 
 
 def test_debug_shows_where_an_error_comes_from():

@@ -408,6 +408,16 @@ def test_minimum_image_is_the_shortest_of_all_images(name: str) -> None:
         assert torch.equal(nearest, displacement)
 
 
+def test_a_step_shorter_than_half_of_every_lattice_vector_stays_as_it_is() -> None:
+    """Bit by bit, beside one that is brought back, in float32."""
+    cell = torch.tensor(CELLS["strongly skewed"][0], dtype=torch.float64)
+    step = torch.tensor([[0.1, -0.2, 0.3], [0.0, 0.1, -0.1]])
+    moved = torch.stack([step[0], step[1] + (cell[0] + cell[2]).float()])
+    nearest = minimum_image(moved, cell, torch.tensor([True] * 3))
+    assert torch.equal(nearest[0], step[0])
+    torch.testing.assert_close(nearest[1], step[1], rtol=0, atol=1e-5)
+
+
 def test_rounding_fractional_coordinates_would_fail_where_minimum_image_does_not() -> None:
     """In a skewed cell the usual rounding returns an image that is not the shortest."""
     cell = torch.tensor(CELLS["strongly skewed"][0], dtype=torch.float64)

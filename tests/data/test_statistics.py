@@ -124,9 +124,21 @@ def test_statistics_are_measured_once_and_only_of_the_shard_that_changed(tmp_pat
     assert changed.to_dict() != first
 
 
+def test_a_file_that_is_newer_than_its_statistics_is_measured_anew(tmp_path, measuring):
+    """However alike the fingerprints are."""
+    path = write_toy_lmdb(tmp_path / "a.lmdb", 3)
+    first = dataset_statistics(path)
+    os.utime(path, ns=(0, statistics_path(path).stat().st_mtime_ns + 1))
+    again = dataset_statistics(path)
+    assert (first.read, again.read) == (3, 3)
+    os.utime(path, ns=(0, statistics_path(path).stat().st_mtime_ns))
+    assert dataset_statistics(path).read == 0
+    assert measuring == ["a.lmdb", "a.lmdb"]
+
+
 @pytest.mark.parametrize(
     "damage",
-    ["", "[]", "{", '{"version": 1}', "number", "text", "counts", "version", "records", "[" * 100_000],
+    ["", "[]", "{", '{"version": 2}', "number", "text", "counts", "version", "records", "[" * 100_000],
 )
 def test_kept_statistics_that_are_damaged_are_measured_anew(tmp_path, measuring, damage):
     path = write_toy_lmdb(tmp_path / "a.lmdb", 3)
@@ -147,7 +159,7 @@ def test_kept_statistics_that_are_damaged_are_measured_anew(tmp_path, measuring,
     kept.write_text(json.dumps(content) if named else damage)
     assert dataset_statistics(path).to_dict() == expected
     assert measuring == ["a.lmdb", "a.lmdb"]
-    assert json.loads(kept.read_text())["version"] == 1
+    assert json.loads(kept.read_text())["version"] == 2
 
 
 def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path, measuring, monkeypatch):

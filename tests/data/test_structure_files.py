@@ -19,7 +19,14 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms
 from torch_geometric.data import Data
 
-from molflt.data.structures import Structure, StructureError, iter_structures, read_structures
+from molflt.data import pymatgen_io
+from molflt.data.structures import (
+    Structure,
+    StructureError,
+    iter_structures,
+    read_structures,
+    structure_from_atoms,
+)
 from molflt.data.xyz import iter_xyz
 
 STRUCTURES = Path(__file__).parents[2] / "datasets" / "fcc111" / "structures"
@@ -442,6 +449,62 @@ def test_cif_symmetry_is_expanded_with_a_note(tmp_path: Path) -> None:
     assert (np.abs(distances - 2.0) < 1e-5).sum(1).tolist() == [3] * 8  # two images each
 
 
+IDENTITY = "loop_\n_space_group_symop_operation_xyz\n'x, y, z'"
+TWO_SITES = "O1 O -0.5(1) 0.25 1.75 .\nFe1 Fe 1.25 0 0 1.0"
+
+
+def test_what_a_plain_cif_lists_is_what_pymatgen_makes_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no other symmetry than the identity, pymatgen's expansion is left out, and nothing differs."""
+    atoms = slab()
+    atoms.wrap()
+    ase.io.write(tmp_path / "slab.cif", atoms)
+    write(tmp_path / "sites.cif", cif_text(TWO_SITES, IDENTITY + "\n_chemical_formula_sum 'Fe2 O2'"))
+    paths = [tmp_path / "slab.cif", tmp_path / "sites.cif"]
+    expected = [read_with_pymatgen(path, monkeypatch) for path in paths]
+
+    def unexpected(*arguments: object) -> None:
+        raise AssertionError("pymatgen expanded a file whose only operation is the identity")
+
+    monkeypatch.setattr(pymatgen_io, "_expanded", unexpected)
+    for path, slow in zip(paths, expected, strict=True):
+        [structure] = read_structures(path)
+        assert (structure.formula, structure.notes) == (slow.formula, slow.notes)
+        torch.testing.assert_close(structure.data.pos, slow.data.pos, rtol=0, atol=0)
+        assert structure.data.atomic_numbers.tolist() == slow.data.atomic_numbers.tolist()
+
+
+def read_with_pymatgen(path: Path, monkeypatch: pytest.MonkeyPatch) -> Structure:
+    with monkeypatch.context() as patched:
+        patched.setattr(pymatgen_io, "_lists_every_atom", lambda *_: False)
+        [structure] = read_structures(path)
+    return structure
+
+
+@pytest.mark.parametrize(
+    ("sites", "header", "expected"),
+    [
+        (TWO_SITES, "_symmetry_equiv_pos_as_xyz 'x, y, z'", "1-line symmetry op"),
+        (TWO_SITES, IDENTITY + "\n'-x, -y, -z'", "2 sites of the file are 4 atoms"),
+        (TWO_SITES, IDENTITY + "\n_atom_site_attached_hydrogens 2", "implicit hydrogens"),
+        (TWO_SITES, IDENTITY + "\n_chemical_formula_sum 'Fe2 O3'", "states the formula Fe2 O3"),
+        (TWO_SITES, IDENTITY + "\n_chemical_formula_sum 'Fe O H'", "states the formula Fe O H"),
+        (TWO_SITES, IDENTITY + "\n_chemical_formula_sum 'Fe0 O0'", "states the formula Fe0 O0"),
+        (TWO_SITES, IDENTITY + "\n_chemical_formula_sum 'rust (2)x'", "states the formula rust"),
+        (TWO_SITES, IDENTITY + "\nloop_\n_chemical_formula_sum\n'Fe O'", "cannot be read as CIF"),
+        ("D1 D 0 0 0 1\nFe1 Fe 0.5 0.5 0 1", IDENTITY, "deuterium"),
+    ],
+)
+def test_a_cif_that_says_more_than_its_sites_is_read_by_pymatgen(
+    tmp_path: Path, sites: str, header: str, expected: str
+) -> None:
+    """Symmetry, hydrogens that are not listed, a formula that does not fit, isotopes."""
+    [outcome] = iter_structures(write(tmp_path / "a.cif", cif_text(sites, header)))
+    said = str(outcome) if isinstance(outcome, StructureError) else "; ".join(outcome.notes)
+    assert expected in said
+
+
 def test_all_structures_of_a_cif_are_read(tmp_path: Path) -> None:
     """Blocks with the same name do not overwrite each other, and a block without sites is none."""
     one, two = cif_text("Na1 Na 0 0 0 1"), cif_text("K1 K 0 0 0 1")
@@ -524,6 +587,16 @@ def test_an_energy_in_a_file_is_no_label(tmp_path: Path) -> None:
     assert structure.notes == ["the energy in the file (-14.25 eV) is not used: its reference is unknown"]
 
 
+@pytest.mark.parametrize(("cell", "pbc", "noted"), [(9, False, True), (9, True, False), (0, False, False)])
+def test_a_cell_that_does_not_repeat_is_noted(cell: float, pbc: bool, noted: bool) -> None:
+    """It may be a box around a molecule, or a slab whose pbc was lost."""
+    notes = structure_from_atoms(Atoms("He", cell=[cell] * 3, pbc=pbc)).notes
+    assert (
+        notes
+        == ["pbc is off in all directions: the cell is not used, and the structure is a molecule"] * noted
+    )
+
+
 def test_warnings_of_a_reader_become_notes(tmp_path: Path) -> None:
     """They reach whoever reads the result, and not the terminal."""
     text = '1\nkey="a" key="b"\nCu 0 0 0\n'
@@ -538,6 +611,22 @@ def test_warnings_of_a_reader_become_notes(tmp_path: Path) -> None:
     assert isinstance(items[1], Structure)
 
 
+def altered(content: bytes) -> bytes:
+    """With other bytes in the place of the 15th to the 30th."""
+    return content[:14] + bytes(byte ^ 0x5A for byte in content[14:30]) + content[30:]
+
+
+def test_a_file_altered_behind_its_first_bytes_is_refused_there(tmp_path: Path) -> None:
+    """Frames before the damage are read; what zlib raises is no traceback."""
+    frames = "".join(f"1\n{'comment ' * 200}\nHe {number} 0 0\n" for number in range(83)).encode()
+    # A second member, whose first block is of no type there is.
+    (tmp_path / "a.xyz.gz").write_bytes(gzip.compress(frames) + gzip.compress(b"")[:10] + b"\xff" * 30)
+    items = list(iter_structures(tmp_path / "a.xyz.gz"))
+    assert len(items) > 80
+    assert all(isinstance(item, Structure) for item in items[:-1])
+    assert "is damaged (error: Error -3" in str(items[-1])
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -546,7 +635,10 @@ def test_warnings_of_a_reader_become_notes(tmp_path: Path) -> None:
         ("blank.xyz", b"  \n\n \n", "is empty"),
         ("words.txt", b"hello\nworld\n", "has no structure format known by content or name"),
         ("noise.bin", bytes(range(256)) * 9, "has no structure format known by content or name"),
-        ("half.xyz.gz", gzip.compress(b"1\n\nHe 0 0 0\n" * 99)[:25], "cannot be opened"),
+        ("half.xyz.gz", gzip.compress(b"1\n\nHe 0 0 0\n" * 99)[:25], "is damaged (EOFError"),
+        ("altered.gz", altered(gzip.compress(bytes(range(256)) * 9)), "is damaged (error: Error -3"),
+        ("altered.xz", altered(lzma.compress(bytes(range(256)) * 9)), "is damaged (LZMAError"),
+        ("altered.bz2", altered(bz2.compress(bytes(range(256)) * 9)), "cannot be opened (OSError"),
         ("half.traj", b"- of UlmASE-Trajectory", "cannot be read as traj"),
         ("words.cif", b"data_x\n_cell_length_a 4\n", "holds no CIF data block with atom sites"),
         ("pickle.pkl", b"\x80\x04\x95\x00\x00\x00\x00", "has no structure format known by content or name"),

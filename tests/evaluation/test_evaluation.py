@@ -74,9 +74,13 @@ def test_what_cannot_be_scored_is_named(finished_run, tmp_path):
         evaluate(finished_run.best_checkpoint, splits=["val_c"])
     with pytest.raises(InputError, match="holds no splits to score"):
         evaluate(finished_run.best_checkpoint, root=tmp_path)
+    with pytest.raises(InputError, match="absent does not exist; give the data set's folder"):
+        evaluate(finished_run.best_checkpoint, root=tmp_path / "absent")
     write_toy_lmdb(tmp_path / "test_id.lmdb", 2, labels=False)
     with pytest.raises(InputError, match="sid 1000 has no y_relaxed"):
         evaluate(finished_run.best_checkpoint, root=tmp_path)
+    with pytest.raises(InputError, match=r"test_id\.lmdb is a file; give the folder"):
+        evaluate(finished_run.best_checkpoint, root=tmp_path / "test_id.lmdb")
 
 
 def test_score_of_given_predictions():

@@ -47,4 +47,18 @@ def test_groups_hold_the_rows_of_their_systems():
     assert grouped(systems, "adsorbate") == {"O": [0, 1], "H": [2]}
     assert grouped(systems, "element") == {"Cu": [0, 2], "O": [0, 1], "H": [2], "Pt": [1]}
     assert grouped(systems, "size") == {"1-20": [0, 1, 2]}
-    assert grouped(systems, "tag") == {"1 2": [0, 1, 2]}
+
+
+def test_by_tag_systems_are_told_apart_by_their_adsorbed_atoms():
+    """And those without an adsorbate, without a slab or without tags."""
+    tags = [[0, 1, 2], [0, 2, 2], [1, 2, 2], [0, 1, 1], [2, 2, 2], [0, 0, 2], None, [0, 1, 2]]
+    systems = [system(sid, [29, 29, 8], row) for sid, row in enumerate(tags)]
+    assert grouped(systems, "tag") == {
+        "0 1 2, 1 of tag 2": [0, 7],
+        "0 1": [3],
+        "0 2, 1 of tag 2": [5],
+        "0 2, 2 of tag 2": [1],
+        "1 2, 2 of tag 2": [2],
+        "2, 3 of tag 2": [4],
+        "none": [6],
+    }

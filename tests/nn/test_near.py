@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import molflt.nn.near as near_module
+from molflt.nn import near_pairs
 from molflt.nn.functional import softmax_attention
 from molflt.nn.near import (
     EdgeFeatureNearBias,
@@ -16,6 +17,9 @@ from molflt.nn.near import (
     merge_images,
     near_sums,
 )
+from molflt.nn.near_pairs import most_pairs_are_near, near_pair_bias, near_pair_sums
+from molflt.nn.periodic import PeriodicGeometry
+from molflt.nn.range_separated import near_positions
 
 B, H, N, D = 2, 3, 5, 7
 # Sender, receiver: several images of one pair (0 -> 1 three times), self-images (2 -> 2), graph 1 from row 5.
@@ -243,3 +247,66 @@ def test_a_graph_without_edges_merges_to_one_without_edges() -> None:
     none = torch.empty(0, dtype=torch.int64)
     merged, bias = merge_images(NearGraph(none, none, none.float(), none.float()), torch.empty(0, 3))
     assert len(merged.sender) == len(bias) == 0
+
+
+def pair_sums(inputs: list[torch.Tensor], graph: NearGraph, num_graphs: int = B) -> ScaledSums:
+    """Over all pairs, from edges with several images."""
+    merged, edge_bias = merge_images(graph, inputs[3])
+    return near_pair_sums(*inputs[:3], near_pair_bias(merged, edge_bias, inputs[4], num_graphs, N))
+
+
+def test_all_pairs_give_the_sums_over_edges_in_value_and_gradient() -> None:
+    """With self-images and atoms without neighbours."""
+    graph, inputs = make_graph(), make_inputs()
+    ours, theirs = pair_sums(inputs, graph), near_sums(*inputs[:3], graph, *inputs[3:])
+    assert_same_with_gradients(ours.quotient(), theirs.quotient(), inputs)
+    torch.testing.assert_close(ours.log_normalizer(), theirs.log_normalizer(), rtol=0, atol=1e-12)
+
+
+def test_all_pairs_do_not_overflow_where_edges_do_not() -> None:
+    """Logits of thousands, whose exponentials no float holds."""
+    graph, inputs = make_graph(), make_inputs(scale=100.0)
+    ours, theirs = pair_sums(inputs, graph), near_sums(*inputs[:3], graph, *inputs[3:])
+    assert theirs.log_normalizer().max() > 1000
+    torch.testing.assert_close(ours.quotient(), theirs.quotient(), rtol=0, atol=1e-9)
+    torch.testing.assert_close(ours.log_normalizer(), theirs.log_normalizer(), rtol=1e-12, atol=0)
+
+
+def test_over_all_pairs_a_graph_alone_has_the_sums_it_has_in_a_batch() -> None:
+    graph, inputs = make_graph(), make_inputs()
+    inside = RECEIVER < N
+    alone = NearGraph(SENDER[inside], RECEIVER[inside], graph.distances[inside], graph.cutoff[inside])
+    ours = pair_sums([*(x[:1] for x in inputs[:3]), inputs[3][inside], inputs[4]], alone, 1)
+    for one, other in zip(ours, pair_sums(inputs, graph), strict=True):
+        torch.testing.assert_close(one, other[:1], rtol=0, atol=1e-14)
+
+
+def test_all_pairs_are_taken_where_they_are_at_most_four_times_the_near_ones() -> None:
+    """The edges reach 8 pairs: enough for the 32 of 2 graphs of 4 atoms, not for the 50 of 2 graphs of 5."""
+    merged, _ = merge_images(make_graph(), make_inputs()[3])
+    assert len(merged.sender) == 8
+    assert most_pairs_are_near(merged, 2, 4)
+    assert not most_pairs_are_near(merged, B, N)
+
+
+@pytest.mark.parametrize("worthwhile", [0, 100])
+def test_layers_are_given_all_pairs_where_these_are_worthwhile(
+    worthwhile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(near_pairs, "WORTHWHILE", worthwhile)
+    bias, graph = RadialNearBias(H, 4.0).double(), make_graph()
+    geometry = PeriodicGeometry(
+        pos=torch.zeros(B, N, 3, dtype=torch.float64),
+        atom_mask=torch.ones(B, N, dtype=torch.bool),
+        cell=torch.eye(3, dtype=torch.float64).repeat(B, 1, 1),
+        pbc=torch.ones(B, 3, dtype=torch.bool),
+        near=graph,
+    )
+    positions = near_positions(geometry, bias)
+    assert (positions.pair_bias is not None) == bool(worthwhile)
+    merged, edge_bias = merge_images(graph, bias(graph))
+    torch.testing.assert_close(positions.edge_bias, edge_bias)
+    if positions.pair_bias is not None:
+        torch.testing.assert_close(
+            positions.pair_bias, near_pair_bias(merged, edge_bias, bias.self_bias(), B, N)
+        )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from molflt.nn import rpe as rpe_module
 from molflt.nn.frequencies import FrequencySample, FrequencySampler, GaussianFrequencies
 from molflt.nn.matched_frequencies import MatchedMixtureFrequencies
-from molflt.nn.rpe import WEIGHT_FLOOR, FourierRPE, default_rpe, phases, split_high_low
+from molflt.nn.rpe import WEIGHT_FLOOR, FourierRPE, default_rpe, phases, split_high_low, split_matmul
 from molflt.nn.spectra import GaussianBasisSpectrum, GaussianMixtureSpectrum, Spectrum
 
 HEADS, FREQUENCIES, GRAPHS, TOKENS, FEATURES = 3, 11, 2, 7, 5
@@ -23,6 +23,10 @@ class PerGraphFrequencies(FrequencySampler):
     def __init__(self, dim: int) -> None:
         super().__init__(HEADS, FREQUENCIES, dim)
         self.values = nn.Parameter(0.3 * torch.randn(GRAPHS, HEADS, FREQUENCIES, dim))
+
+    @property
+    def frequencies(self) -> Tensor:
+        return self.values
 
     def forward(self) -> FrequencySample:
         return FrequencySample(self.values, self.values.square().sum(-1))
@@ -239,16 +243,37 @@ def to_tf32(x: Tensor) -> Tensor:
     return torch.ldexp((mantissa * 2**11).round() / 2**11, exponent)
 
 
-def test_phases_survive_products_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_split_products_survive_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the product's factors rounded as a GPU rounds them: 1e-6 of 2,000 rad, unsplit 1e-1."""
-    points = 200 * torch.randn(1, 31, 3, generator=torch.Generator().manual_seed(0))
-    frequencies = torch.randn(1, 17, 3, generator=torch.Generator().manual_seed(1))
-    exact = 2 * math.pi * points.double()[:, None] @ frequencies.double().mT
-    rounded = 2 * math.pi * to_tf32(points).double()[:, None] @ to_tf32(frequencies).double().mT
+    points = 200 * torch.randn(5, 31, 3, generator=torch.Generator().manual_seed(0))
+    waves = 2 * math.pi * torch.randn(3, 17, generator=torch.Generator().manual_seed(1))
+    exact = points.double() @ waves.double()
+    rounded = to_tf32(points).double() @ to_tf32(waves).double()
     matmul = Tensor.__matmul__
     monkeypatch.setattr(Tensor, "__matmul__", lambda a, b: matmul(to_tf32(a), to_tf32(b)))
-    assert (phases(points, frequencies) - exact).abs().max() < 2e-3
+    assert (split_matmul(points, waves) - exact).abs().max() < 2e-3
     assert (rounded - exact).abs().max() > 0.1
+
+
+def test_cpu_phases_stay_in_float32_where_tf32_is_allowed() -> None:
+    torch.manual_seed(0)
+    points, frequencies = 200 * torch.randn(5, 31, 3), torch.randn(3, 17, 3)
+    expected = phases(points, frequencies)
+    precision = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        actual = phases(points, frequencies)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-3)
+
+
+def test_phases_are_the_same_by_split_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off the CPU phases take them; here they stand in for the CPU's product."""
+    rpe, pos = build(False, False), positions()
+    expected = rpe.basis(pos)
+    monkeypatch.setattr(torch, "matmul", split_matmul)
+    torch.testing.assert_close(rpe.basis(pos), expected, rtol=0, atol=1e-12)
 
 
 def test_autocast_leaves_features_in_float32_and_unchanged() -> None:

@@ -70,7 +70,7 @@ def test_what_stands_for_nothing_is_an_error_in_its_place(tree):
 def test_a_list_is_read_from_stdin_line_by_line(tree):
     """Files and folders, names with blanks and brackets as they are; nothing beyond what was asked for."""
     Path(" b [1]*.xyz").touch()
-    lines = io.StringIO(" b [1]*.xyz\n\n-\r\nb/deep\nb/*.cif")
+    lines = io.StringIO(" b [1]*.xyz\n\n-\r\n \t\nb/deep\nb/*.cif")
     expected = ["first", " b [1]*.xyz", "-", "b/deep/x.xyz", "b/*.cif", "last"]
     assert list(expand_paths(["first", "-", "last"], lines)) == expected
 
@@ -102,6 +102,34 @@ def test_structure_files_are_known_by_content_or_name(tree):
     assert is_structure_file("notes.traj")
     Path("notes.txt").write_text("not one\n")
     assert not is_structure_file("notes.txt")
+
+
+def test_a_pipe_in_a_folder_is_not_waited_for(tree):
+    """It is skipped, while a link to nowhere is left to its reader."""
+    os.mkfifo("empty/p.xyz")
+    os.mkfifo("empty/q.xyz.gz")
+    os.symlink("nowhere", "empty/r.xyz")
+    skipped = []
+    assert list(expand_paths(["empty"], on_skip=skipped.append)) == ["empty/r.xyz"]
+    assert skipped == ["empty/p.xyz", "empty/q.xyz.gz"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("gaussian.log", " Entering Gaussian System, Link 0=g16\n"),
+        ("pw.out", "     Program PWSCF v.6.0 starts\n"),
+        ("geometry.in", "lattice_vector 4 0 0\natom 0 0 0 Cu\n"),
+        ("input.data", "begin\natom 0.0 0.0 0.0 Cu 0.0 0.0 0.0 0.0 0.0\nend\n"),
+    ],
+)
+def test_a_name_that_programs_share_is_not_enough(tmp_path, name, content):
+    """A log of anything is skipped in a folder, one of a known program is read."""
+    path = tmp_path / name
+    path.write_text(content)
+    assert is_structure_file(str(path))
+    path.write_text("step 1 of 3\n")
+    assert not is_structure_file(str(path))
 
 
 def test_records_of_an_lmdb_are_structures_with_their_ids(tree, tmp_path):

@@ -24,6 +24,7 @@ from molflt.data.datasets import OC20IS2RE
 from molflt.data.fields import StructureData
 from molflt.data.structures import iter_structures, read_structures, structure_from_atoms
 from molflt.errors import InputError
+from molflt.models.graphormer3d import Graphormer3D
 from molflt.nn.frequencies import resample_
 from molflt.prediction import Predictor, model_input
 from molflt.prediction import predictor as predictor_module
@@ -235,6 +236,25 @@ def test_the_redraw_spread_is_that_of_networks_redrawn_by_hand(checkpoint_path, 
     assert (again.energy, again.uncertainty) == (row.energy, row.uncertainty)
 
 
+def test_draws_share_what_no_draw_changes(structures, monkeypatch):
+    """The shipped network's draws are of features alone: one embedding for all, and the spread by hand."""
+    checkpoint = load_checkpoint("fcc111-flt")
+    predictor, model = Predictor(checkpoint, redraws=3), checkpoint.model
+    prepared = []
+    original = Graphormer3D.prepare
+    monkeypatch.setattr(Graphormer3D, "prepare", lambda *of: prepared.append(of[0]) or original(*of))
+    [row] = predictor.predict(structures[:1])
+    assert [weights.energy_mean.dtype for weights in prepared] == [torch.float64, torch.float32]
+    sample = build_transform(checkpoint.config.data, False)(model_input(structures[0].data))
+    energies = [row.energy]
+    with torch.inference_mode():
+        for number in range(3):
+            resample_(model, torch.Generator().manual_seed(SEED + number))
+            energies.append(float(model(sample).energy))
+    assert len({*energies}) == 4
+    assert row.uncertainty == pytest.approx(np.std(energies, ddof=1), abs=2e-6)
+
+
 def test_without_redraws_or_random_numbers_there_is_no_uncertainty(checkpoint_path, structures):
     """Nothing asked for, and a softmax network, whose energies no draw changes: not known, and not zero."""
     [row] = Predictor.from_checkpoint(checkpoint_path, redraws=0).predict(structures[:1])
@@ -299,6 +319,18 @@ def test_relaxed_atoms_move_where_they_are_free(predictor, structures):
     np.testing.assert_array_equal(relaxed.get_tags(), structure.data.tags.numpy())
     assert relaxed.pbc.tolist() == structure.data.pbc[0].tolist()
     np.testing.assert_allclose(relaxed.cell.array, structure.data.cell[0].numpy())
+
+
+def test_displacements_are_left_out_on_request(checkpoint_path, predictor, structures):
+    """The energies stay the same bits, and there are no relaxed atoms."""
+    without = Predictor.from_checkpoint(checkpoint_path, displacements=False)
+    assert predictor.predicts_positions
+    assert not without.predicts_positions
+    for row, other in zip(without.predict(structures), predictor.predict(structures), strict=True):
+        assert (row.energy, row.uncertainty) == (other.energy, other.uncertainty)
+        assert row.delta_pos is None
+    with pytest.raises(ValueError, match="no Δpos was predicted"):
+        row.relaxed_atoms()
 
 
 def test_a_row_says_what_was_computed(predictor, structures):

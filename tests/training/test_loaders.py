@@ -192,3 +192,4 @@ def test_batches_carry_their_fields_and_nothing_to_take_them_apart(tiny_config, 
     for name in wanted.keys():  # noqa: SIM118 (iterating a batch gives pairs)
         assert torch.equal(batch[name], wanted[name]), name
     assert batch._slice_dict == batch._inc_dict == {}
+    assert len({batch[name].untyped_storage().data_ptr() for name in batch.keys()}) == 1, "not in one piece"  # noqa: SIM118

@@ -16,7 +16,7 @@ from molflt.config import save_config
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.errors import InputError
 from molflt.testing import toy_records
-from molflt.training import RelaxedEnergyTraining, train
+from molflt.training import RelaxedEnergyTraining, run, train
 from molflt.training.resume import check_continues, find_resume_point
 
 KILLS = 20
@@ -88,7 +88,7 @@ def train_until(config, step, monkeypatch, **kwargs):
     with monkeypatch.context() as patch:
         patch.setattr(RelaxedEnergyTraining, "on_train_batch_start", stopping)
         with pytest.raises(Stopped):
-            train(config, progress=False, **kwargs)
+            train(config, **{"progress": False} | kwargs)
 
 
 def test_a_damaged_state_is_named_and_the_one_before_it_is_used(
@@ -176,6 +176,22 @@ def test_other_data_under_the_same_name_are_refused(tiny_config, toy_root, tmp_p
     write_lmdb(moved / "val_b" / "data.0000.lmdb", toy_records(5, first_seed=300))
     with pytest.raises(InputError, match=r"the data of val_b at .* are not those it began with"):
         train(config, resume=True, progress=False)
+
+
+def test_what_the_data_gave_is_kept_with_the_run(tiny_config, tmp_path, uninterrupted, monkeypatch, capsys):
+    """Continued, at its first step or later, a run reads nothing for it, says so, and ends the same."""
+    config = tiny_config(tmp_path / "run", **SETTINGS)
+    train_until(config, 1, monkeypatch)
+
+    def refuse(*arguments):
+        raise AssertionError("the data are read again")
+
+    monkeypatch.setattr(run, "fit_data", refuse)
+    capsys.readouterr()
+    train_until(config, 9, monkeypatch, resume=True, progress=True)
+    assert "molflt: statistics of the data: kept with the run\n" in capsys.readouterr().err
+    train(config, resume=True, progress=False)
+    assert_same_run(tmp_path / "run", uninterrupted)
 
 
 def test_a_moved_run_keeps_its_best_checkpoint(tiny_config, tmp_path, uninterrupted, monkeypatch):

@@ -247,14 +247,16 @@ def test_failed_data_with_overwrite_leave_the_earlier_run(tiny_config, tmp_path)
 
 
 def test_training_says_nothing_but_its_progress(tiny_config, tmp_path, capfd):
-    """Without it, not a line; with it and no terminal, one line per validation with the MAE in eV."""
+    """Without it, not a line; with it and no terminal, one line on the data, and one per validation with the
+    MAE in eV."""
     settings = {"training.epochs": 3, "training.validate_every": 2}
     train(tiny_config(tmp_path / "silent", **settings), progress=False)
     assert capfd.readouterr() == ("", "")
     result = train(tiny_config(tmp_path / "told", **settings))
     out, err = capfd.readouterr()
     assert out == ""
-    lines = [line for line in err.splitlines() if line]
+    about_data, *lines = (line for line in err.splitlines() if line)
+    assert about_data.startswith("molflt: statistics of the data: train measured on 11 systems; val_a ")
     assert [line.split("  MAE")[0] for line in lines] == ["epoch 2/3", "epoch 3/3"]
     mae = float(rows_of(result.output)[-1]["val_a/energy_mae"])
     assert f"val_a {mae:.3f}" in lines[-1]

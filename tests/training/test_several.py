@@ -1,6 +1,7 @@
 """Several seeds in one command."""
 
 import dataclasses
+import json
 import statistics
 
 import pytest
@@ -10,7 +11,7 @@ from molflt import cli
 from molflt.checkpoint import load_checkpoint
 from molflt.config import save_config
 from molflt.errors import InputError
-from molflt.training import summarize, train, train_seeds
+from molflt.training import several, summarize, train, train_seeds
 
 SETTINGS = {"training.epochs": 2, "data.val_splits": "[val_b]"}
 
@@ -36,6 +37,36 @@ def test_each_seed_is_trained_and_mean_and_spread_are_printed(tiny_config, tmp_p
     assert summary.best_mean == pytest.approx(sum(best) / 3)
     assert summary.last_std == pytest.approx(statistics.stdev(last))
     assert [f"{value:.4f}" in out for value in dataclasses.astuple(summary)] == [True] * 4
+    kept = json.loads((tmp_path / "runs" / "seeds.json").read_text())
+    assert {name: kept[name] for name in dataclasses.asdict(summary)} == dataclasses.asdict(summary)
+    assert [row["seed"] for row in kept["seeds"]] == [3, 5, 7]
+    assert [(row["best"], row["last"]) for row in kept["seeds"]] == list(zip(best, last, strict=True))
+    assert kept["quantity"] == "energy MAE on val_b, eV"
+    assert load_checkpoint(tmp_path / "runs" / kept["seeds"][1]["best_checkpoint"]).config.seed == 5
+
+
+def test_what_is_done_is_kept_when_a_later_seed_fails_and_not_replaced_unasked(
+    tiny_config, tmp_path, monkeypatch
+):
+    """The file has the first seed, without a spread; new seeds alone would make it forget that one."""
+    train_one = several.train
+
+    def failing(config, **how):
+        if config.seed == 5:
+            raise InputError("no room")
+        return train_one(config, **how)
+
+    monkeypatch.setattr(several, "train", failing)
+    config = tiny_config(tmp_path / "runs", **SETTINGS | {"training.epochs": 1})
+    with pytest.raises(InputError, match="no room"):
+        train_seeds(config, [3, 5], progress=False)
+    kept = json.loads((tmp_path / "runs" / "seeds.json").read_text())
+    assert [row["seed"] for row in kept["seeds"]] == [3]
+    assert kept["best_mean"] == kept["seeds"][0]["best"]
+    assert kept["best_std"] is None
+    with pytest.raises(InputError, match=r"seeds\.json holds the results of other seeds; add --resume"):
+        train_seeds(config, [7], progress=False)
+    assert not (tmp_path / "runs" / "seed-7").exists()
 
 
 def test_one_folder_in_use_stops_all_before_the_first(tiny_config, tmp_path):

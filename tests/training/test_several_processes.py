@@ -79,6 +79,18 @@ def test_two_processes_have_the_curve_of_one_with_the_same_global_batch(folder, 
     assert_close(weights, wanted)
 
 
+def test_four_processes_have_the_curve_of_one_with_the_same_global_batch(tiny_config, tmp_path):
+    """11 systems in steps of 4, the last of 3, so that one process has none; validation on 7 and 5."""
+    save_config(tiny_config(tmp_path / "four", **SETTINGS, **{"data.batch_size": 1}), tmp_path / "four.yaml")
+    script = SCRIPT.with_name("forked_processes.py")
+    command = [sys.executable, str(script), str(tmp_path / "four.yaml"), "4"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr[-5000:]
+    one = train(tiny_config(tmp_path / "one", **SETTINGS, **{"data.batch_size": 4}), progress=False)
+    assert_same_curve(rows_of(tmp_path / "four"), rows_of(one.output))
+
+
 def test_a_process_without_a_batch_keeps_step_and_counts_for_nothing(folder, tiny_config):
     """5 systems in steps of 4: in the second step one process has a system and the other has none."""
     settings = SETTINGS | {"data.batch_size": 4, "data.train_split": "val_b", "data.val_splits": "[val_a]"}
