@@ -6,7 +6,10 @@ import signal
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.precision import MixedPrecision
 from matplotlib.figure import Figure
+from torch.amp import GradScaler
 
 from molflt.archive import write_atomically
 from molflt.checkpoint import load_checkpoint
@@ -15,7 +18,7 @@ from molflt.data.datasets import OC20IS2RE
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.errors import InputError
 from molflt.evaluation import evaluate
-from molflt.training import RelaxedEnergyTraining, train, trainer
+from molflt.training import RelaxedEnergyTraining, run, train, trainer
 
 
 def rows_of(output):
@@ -296,6 +299,23 @@ def test_half_precision_trains_weights_that_are_kept_in_float32(tiny_config, tmp
     assert 0 < abs(losses["bf16"] - losses[32]) < 0.02 * losses[32]
     score = next(score for score in evaluate(result.last_checkpoint) if score.split == "val_a")
     assert score.energy_mae == pytest.approx(float(rows_of(result.output)[0]["val_a/energy_mae"]), abs=1e-6)
+
+
+def test_an_fp16_step_that_overflows_is_passed_over_in_silence(tiny_config, tmp_path, monkeypatch):
+    """On a CPU, by a plugin that Lightning does not choose there: the scale falls until gradients fit."""
+    plugin = MixedPrecision("16-mixed", "cpu", GradScaler("cpu", init_scale=2.0**40))
+
+    def on_cpu(*, precision, plugins, **rest):
+        return Trainer(plugins=[*plugins, plugin], **rest)
+
+    monkeypatch.setattr(trainer, "Trainer", on_cpu)
+    monkeypatch.setattr(run, "lightning_precision", lambda precision, accelerator: None)
+    config = tiny_config(tmp_path / "run", **{"training.precision": "fp16", "training.epochs": 20})
+    result = train(config, progress=False)
+    assert result.skipped == []
+    assert plugin.scaler.get_scale() < 2.0**40
+    losses = [float(row["train/loss"]) for row in rows_of(result.output)]
+    assert losses[-1] < 0.8 * losses[0]
 
 
 def test_fp16_on_a_cpu_is_refused_before_a_run_folder_is_made(tiny_config, tmp_path):
