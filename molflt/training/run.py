@@ -141,7 +141,8 @@ def train(
         _check_finite(config, module.val_metrics)
         if trainer.is_global_zero:
             paths = {best.best_model_path, last.best_model_path}
-            _describe_domain(train_set, config.data.batch_size, paths, trainer.strategy.root_device)
+            batch_size = _sampler(train_loader).safe_batch_size
+            _describe_domain(train_set, batch_size, paths, trainer.strategy.root_device)
             _draw(output)
     assert best.best_model_score is not None
     return TrainingResult(
@@ -192,9 +193,14 @@ def _draw(output: Path) -> None:
         print(f"molflt: cannot draw {output / 'loss.png'}: {error}; the run is complete", file=sys.stderr)
 
 
-def _go_to(loader: DataLoader, point: ResumePoint) -> None:
+def _sampler(loader: DataLoader) -> SystemBatchSampler:
     sampler = loader.batch_sampler
     assert isinstance(sampler, SystemBatchSampler)
+    return sampler
+
+
+def _go_to(loader: DataLoader, point: ResumePoint) -> None:
+    sampler = _sampler(loader)
     sampler.set_epoch(point.epoch)
     sampler.start_batch = point.batch
 

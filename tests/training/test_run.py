@@ -325,6 +325,20 @@ def test_fp16_on_a_cpu_is_refused_before_a_run_folder_is_made(tiny_config, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_training_systems_are_described_within_the_budget(tiny_config, tmp_path, monkeypatch):
+    """In batches that all fit, as those of training do."""
+    sizes, measure_domain = [], run.measure_domain
+
+    def recorded(model, samples, batch_size):
+        sizes.append(batch_size * max(len(sample.pos) for sample in samples))
+        return measure_domain(model, samples, batch_size)
+
+    monkeypatch.setattr(run, "measure_domain", recorded)
+    train(tiny_config(tmp_path / "run", **{"data.max_atoms": 23, "training.epochs": 1}), progress=False)
+    assert sizes
+    assert all(size <= 23 for size in sizes)
+
+
 def test_a_picture_that_cannot_be_drawn_does_not_fail_a_finished_run(
     tiny_config, tmp_path, monkeypatch, capfd
 ):
