@@ -170,6 +170,9 @@ INVALID = {
     "model.attention.far_peak": 0.0,
     "model.attention.far_widths": [3.0, 3.0],
     "model.attention.max_frequencies": 0,
+    "model.attention.near": False,
+    "model.attention.far": False,
+    "model.attention.separate_normalizers": True,
     "model.attention.element_rank": -1,
     "model.geometry": "all_pairs",
     "model.image_radius": 0.0,
@@ -218,9 +221,6 @@ FREE = {
     "training.tensorboard",
     "model.attention.coupling",
     "model.attention.sampler",
-    "model.attention.near",
-    "model.attention.far",
-    "model.attention.separate_normalizers",
     "model.gradient_checkpointing",
 }
 
@@ -256,6 +256,8 @@ def test_precision_is_given_as_a_number_or_a_name():
 def test_settings_that_contradict_each_other_are_refused():
     with pytest.raises(InputError, match=r"attention\.far must be true where .*near is false, got False"):
         config_from_dict({"model": {"attention": {"near": False, "far": False}}})
+    with pytest.raises(InputError, match=r"attention\.near must be true with kind softmax, got False"):
+        config_from_dict({"model": {"attention": {"kind": "softmax", "near": False}}})
     with pytest.raises(InputError, match="num_frequencies must be at least 2 with sampler lattice, got 1"):
         config_from_dict({"model": {"attention": {"sampler": "lattice", "num_frequencies": 1}}})
     with pytest.raises(InputError, match="element_rank must be 0 but with kind flt, coupling additive"):

@@ -122,6 +122,11 @@ def _attention_rules(attention: AttentionConfig) -> Iterator[Rule]:
         "0 but with kind flt, coupling additive and a sampler other than lattice",
     )
     yield f"{prefix}.far", attention.near or attention.far, "true where model.attention.near is false"
+    separated = kind == "range_separated"
+    yield f"{prefix}.near", attention.near or separated, f"true with kind {kind}"
+    yield f"{prefix}.far", attention.far or separated, f"true with kind {kind}"
+    together = not attention.separate_normalizers
+    yield f"{prefix}.separate_normalizers", together or separated, f"false with kind {kind}"
 
 
 def _optim_rules(optim: OptimConfig) -> Iterator[Rule]:

@@ -86,9 +86,10 @@ class AttentionConfig:
     wants a smaller `num_random_features` such as 16. `range_separated` is always multiplicative."""
     sampler: Sampler = "gaussian"
     """Frequencies of `flt`: random with learnable std (`gaussian` as published, `orthogonal`, `sobol`);
-    random from the spectrum's own components (`matched_mixture`); a rotation-invariant rule for molecules
-    (`spherical`, which chooses its own number); each structure's reciprocal lattice (`lattice`: additive
-    keeps `num_frequencies` of it with G = 0, multiplicative all up to `far_cutoff`)."""
+    random from the spectrum's own components (`matched_mixture`); a rule for molecules (`spherical`, which
+    chooses its own number); each structure's reciprocal lattice (`lattice`: additive keeps `num_frequencies`
+    of it with G = 0, multiplicative all up to `far_cutoff`). The last two make energies invariant under
+    rotation with the multiplicative coupling; with the additive one they do not."""
     quadrature_extent: float = 10.0
     """Largest distance, Å, at which the `spherical` rule is accurate for all of `basis_width_range`."""
     far_cutoff: float = 0.16

@@ -136,6 +136,7 @@ class SystemBatchSampler(Sampler[list[Key]]):
         if not 0 <= rank < num_replicas:
             raise ValueError(f"rank must lie in [0, num_replicas = {num_replicas}), got {rank}")
         self.sizes = np.asarray(sizes, dtype=np.int64)
+        self.batch_size = batch_size
         self.budget = budget
         self.shuffle = shuffle
         self.seed = seed
@@ -154,6 +155,13 @@ class SystemBatchSampler(Sampler[list[Key]]):
     def sampler(self) -> SystemBatchSampler:
         """Itself: trainers look under this name for what to tell the epoch."""
         return self
+
+    @property
+    def safe_batch_size(self) -> int:
+        """Systems that a batch has room for whichever they are, at least 1."""
+        if self.budget is None:
+            return self.batch_size
+        return max(1, self.budget // max(1, int(self.sizes.max(initial=1))))
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, counted from 0, that the next iteration gives."""

@@ -182,7 +182,7 @@ class LogFeatures(Features):
         num_graphs, num_heads, num_tokens, _ = self.key_bias.shape
         if self.key_bias.device.type != "cpu" or torch.compiler.is_compiling():
             return num_heads
-        size = BLOCK_ELEMENTS // (num_graphs * num_tokens * self.projection.num_features)
+        size = BLOCK_ELEMENTS // max(1, num_graphs * num_tokens * self.projection.num_features)
         return min(max(size, 1), num_heads)
 
     def split(

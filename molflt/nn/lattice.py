@@ -226,7 +226,7 @@ def lattice_frequencies(
     square = candidates.detach().square().sum(-1)
     kept = (square <= largest**2) & (square > 0)
     left_out = _first_left_out(candidates, kept, max_frequencies)
-    kept &= square < (left_out.detach() * (1 - SHELL_TOLERANCE)).square()
+    kept = kept & (square < (left_out.detach() * (1 - SHELL_TOLERANCE)).square())
     count = max(1, int(kept.sum(-1).max()))
     order = torch.argsort(~kept, dim=-1, stable=True)[:, :count]
     kept = kept.gather(-1, order)

@@ -1,4 +1,7 @@
-"""Spherical quadrature: deterministic frequencies for which f depends on |x| alone, so energies do not turn.
+"""Spherical quadrature: deterministic frequencies for which f depends on |x| alone.
+
+So a rotation changes nothing under the multiplicative coupling. Under the additive one it does, as random
+features mix the cosines and sines of absolute positions (`molflt.nn.couplings.AdditiveCoupling`).
 
 For a spectrum that depends on |xi|,
 
@@ -152,7 +155,7 @@ def radial_rule(widths: Array, extent: float, position_dim: int, tolerance: floa
 class SphericalQuadratureFrequencies(FrequencySampler):
     """Radial nodes times directions, shared by all heads (H = 1 in the sample); nothing is drawn.
 
-    Features of an isotropic spectrum change under rotation by the rule's error only. That takes many
+    The bias of an isotropic spectrum changes under rotation by the rule's error only. That takes many
     frequencies where f is sharp or the structure large: R from `for_widths` at its tolerance of 1e-4 (of
     sum_t |amplitude_t|, for |displacement| <= extent, in three dimensions):
 

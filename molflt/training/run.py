@@ -6,7 +6,7 @@ import json
 import math
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,7 +89,8 @@ def train(
     replaces the files of a run in it and no others, or `resume`, which continues the run in it with the same
     settings (but for `molflt.training.resume.FREE_SETTINGS`) and ends with the weights that it would have
     had; where there is nothing to continue it starts. torch's, NumPy's and Python's global random states are
-    as before afterwards. Raises `InputError` for data or a configuration that can not be trained on.
+    as before afterwards. Raises `InputError` for data or a configuration that can not be trained on, and
+    where energies are not finite in the end.
     """
     output = Path(config.training.output)
     accelerator = resolve_accelerator(config)
@@ -137,9 +138,11 @@ def train(
         module.open_output = open_output
         with memory.told():
             _fit(trainer, module, train_loader, val_loaders, point)
+        _check_finite(config, module.val_metrics)
         if trainer.is_global_zero:
             paths = {best.best_model_path, last.best_model_path}
-            _describe_domain(train_set, config.data.batch_size, paths, trainer.strategy.root_device)
+            batch_size = _sampler(train_loader).safe_batch_size
+            _describe_domain(train_set, batch_size, paths, trainer.strategy.root_device)
             _draw(output)
     assert best.best_model_score is not None
     return TrainingResult(
@@ -171,6 +174,17 @@ def _open_run_folder(output: Path, config: Config, data: dict[str, str], point: 
     write_text(output / "versions.json", json.dumps(provenance(data), indent=1) + "\n")
 
 
+def _check_finite(config: Config, metrics: Mapping[str, float]) -> None:
+    """The last step may have led where no later one finds that it did."""
+    for split in config.data.val_splits:
+        mae = metrics[f"{split}/energy_mae"]
+        if not math.isfinite(mae):
+            raise InputError(
+                f"the energy MAE on {split} is {mae} after the last step: the weights have run away; lower "
+                "optim.lr and start anew with --overwrite"
+            )
+
+
 def _draw(output: Path) -> None:
     """Draw the curves; a run has not failed where that does."""
     try:
@@ -179,9 +193,14 @@ def _draw(output: Path) -> None:
         print(f"molflt: cannot draw {output / 'loss.png'}: {error}; the run is complete", file=sys.stderr)
 
 
-def _go_to(loader: DataLoader, point: ResumePoint) -> None:
+def _sampler(loader: DataLoader) -> SystemBatchSampler:
     sampler = loader.batch_sampler
     assert isinstance(sampler, SystemBatchSampler)
+    return sampler
+
+
+def _go_to(loader: DataLoader, point: ResumePoint) -> None:
+    sampler = _sampler(loader)
     sampler.set_epoch(point.epoch)
     sampler.start_batch = point.batch
 

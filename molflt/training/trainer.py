@@ -71,6 +71,8 @@ def quiet_libraries() -> Iterator[None]:
             warnings.filterwarnings("ignore", ".*sync_dist=True", PossibleUserWarning)
             # The output is used out of place.
             warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
+            # In fp16 the scaler leaves out steps whose gradients overflow, the first among them.
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
             # Lightning's own use of a torch class that torch is about to drop.
             warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated", FutureWarning)
             yield

@@ -89,14 +89,23 @@ def initialize_from(model: Graphormer3D, checkpoint: str, skip: Sequence[str]) -
         skip: as in `plan_transfer`.
 
     Raises:
-        InputError: as `plan_transfer` and `load_checkpoint`.
+        InputError: as `plan_transfer` and `load_checkpoint`; and where weights that are one in the network
+            differ in the checkpoint.
     """
     old, new = load_checkpoint(checkpoint).model.state_dict(), model.state_dict()
     try:
         transfer = plan_transfer(new, old, skip)
     except InputError as error:
         raise InputError(f"training.init_from {checkpoint}: {error}") from error
+    taken: dict[int, str] = {}
     for name in transfer.loaded:
+        # Layers that share an RPE have its weights under a name each.
+        first = taken.setdefault(new[name].data_ptr(), name)
+        if first != name and not torch.equal(old[first], old[name]):
+            raise InputError(
+                f"training.init_from {checkpoint}: {first} and {name} are one weight of the new network and "
+                "differ in the checkpoint; set model.attention.share_rpe as it was there"
+            )
         new[name].copy_(old[name])
     return transfer
 

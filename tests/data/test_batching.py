@@ -193,3 +193,10 @@ def test_the_last_step_is_shared_out_evenly():
 def test_bad_numbers_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         SystemBatchSampler(SIZES, **settings)
+
+
+def test_the_safe_batch_size_fits_the_largest_system_as_often_as_it_goes():
+    """One where it does not fit at all."""
+    sizes = [5, 3, 4, 9, 3]
+    assert SystemBatchSampler(sizes, 7).safe_batch_size == 7
+    assert [SystemBatchSampler(sizes, 7, budget=b).safe_batch_size for b in (8, 17, 18, 29)] == [1, 1, 2, 3]

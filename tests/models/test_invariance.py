@@ -113,15 +113,14 @@ MOLECULAR = {
 }
 
 
-@pytest.mark.parametrize("variant", MOLECULAR)
-def test_rotation_of_molecules_is_within_a_mev_and_turns_displacements(variant, fcc111):
-    model = trained(MOLECULAR[variant], fcc111, steps=5)
-    molecules = []
+def molecules():
+    """Smaller than the quadrature's extent."""
+    found = []
     for name in ("CH3CH2OH", "C6H6", "H2O", "CH3COOH", "C5H5N"):
         atoms = molecule(name)
         pos = torch.tensor(atoms.positions, dtype=torch.float32)
         assert torch.pdist(pos).max() < 6.0
-        molecules.append(
+        found.append(
             Data(
                 pos=pos,
                 cell=torch.zeros(1, 3, 3),
@@ -130,7 +129,19 @@ def test_rotation_of_molecules_is_within_a_mev_and_turns_displacements(variant, 
                 tags=torch.zeros(len(pos), dtype=torch.int64),
             )
         )
-    assert_turns(model, molecules)
+    return found
+
+
+@pytest.mark.parametrize("variant", MOLECULAR)
+def test_rotation_of_molecules_is_within_a_mev_and_turns_displacements(variant, fcc111):
+    assert_turns(trained(MOLECULAR[variant], fcc111, steps=5), molecules())
+
+
+def test_the_additive_coupling_ties_molecules_to_the_axes_under_quadrature_too(fcc111):
+    """Its random features mix cosines and sines of the absolute positions."""
+    model = trained(MOLECULAR["spherical"] | {"coupling": "additive"}, fcc111, steps=5)
+    change = outputs(model, turned(molecules())).energy - outputs(model, molecules()).energy
+    assert change.abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("variant", RANDOM)

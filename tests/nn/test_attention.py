@@ -146,6 +146,12 @@ def test_a_batch_with_an_empty_graph_is_finite(name):
         assert tensor.isfinite().all()
 
 
+@each_layer
+def test_no_graphs_give_no_output(name):
+    x, pos, atom_mask = make_batch()
+    assert LAYERS[name](x[:0], pos[:0], atom_mask[:0]).shape == (0, N, C)
+
+
 @pytest.mark.parametrize("name", [name for name in LAYERS if "causal" not in name and "cosine" not in name])
 def test_layers_are_permutation_equivariant(name):
     x, pos, atom_mask = make_batch()

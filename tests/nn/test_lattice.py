@@ -379,6 +379,17 @@ def test_a_strain_that_changes_the_capped_selection_makes_no_jump() -> None:
     assert (bias_at(0.2) - bias_at(-0.2)).abs().max() > 1e-3
 
 
+def test_the_slope_of_a_capped_lattice_in_the_cell_is_that_of_its_values() -> None:
+    """The first shell left out, where the taper ends, moves with the cell too."""
+
+    def energy(strain: torch.Tensor) -> torch.Tensor:
+        deformation = torch.eye(3, dtype=torch.float64) + strain
+        kept = lattice(SKEWED @ deformation, cutoff=0.5, max_frequencies=11, taper=True)
+        return lattice_rpe(make_spectrum(), kept).dense_bias(make_pos() @ deformation).square().sum()
+
+    assert torch.autograd.gradcheck(energy, torch.zeros(3, 3, dtype=torch.float64, requires_grad=True))
+
+
 def test_a_cap_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="max_frequencies must be at least 1, got 0"):
         lattice(CUBIC, max_frequencies=0)

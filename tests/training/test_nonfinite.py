@@ -124,6 +124,17 @@ def test_leaving_steps_out_does_not_mend_weights_that_are_not_finite(tiny_config
         train(tiny_config(tmp_path / "run", **settings), progress=False)
 
 
+@pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
+def test_a_last_step_that_leads_to_no_energies_is_said(tiny_config, tmp_path, on_nonfinite):
+    """There is no step after it to find out."""
+    settings = {"optim.lr": 1e30, "optim.grad_clip": ".inf", "training.on_nonfinite": on_nonfinite}
+    settings |= {"training.epochs": 1, "data.batch_size": 11}
+    with pytest.raises(InputError, match=r"MAE on val_a is nan after the last step: .* lower optim"):
+        train(tiny_config(tmp_path / "run", **settings), progress=False)
+    [row] = rows_of(tmp_path / "run")
+    assert math.isfinite(float(row["train/loss"]))
+
+
 def test_the_processes_at_fault_are_named():
     """Those whose loss is not finite; all where only gradients are not."""
     first = NonFiniteStep(step=3, rank=0, loss=1.5, sids=[7, 11])

@@ -6,7 +6,10 @@ import signal
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.precision import MixedPrecision
 from matplotlib.figure import Figure
+from torch.amp import GradScaler
 
 from molflt.archive import write_atomically
 from molflt.checkpoint import load_checkpoint
@@ -15,7 +18,7 @@ from molflt.data.datasets import OC20IS2RE
 from molflt.data.lmdb_writer import write_lmdb
 from molflt.errors import InputError
 from molflt.evaluation import evaluate
-from molflt.training import RelaxedEnergyTraining, train, trainer
+from molflt.training import RelaxedEnergyTraining, run, train, trainer
 
 
 def rows_of(output):
@@ -298,11 +301,42 @@ def test_half_precision_trains_weights_that_are_kept_in_float32(tiny_config, tmp
     assert score.energy_mae == pytest.approx(float(rows_of(result.output)[0]["val_a/energy_mae"]), abs=1e-6)
 
 
+def test_an_fp16_step_that_overflows_is_passed_over_in_silence(tiny_config, tmp_path, monkeypatch):
+    """On a CPU, by a plugin that Lightning does not choose there: the scale falls until gradients fit."""
+    plugin = MixedPrecision("16-mixed", "cpu", GradScaler("cpu", init_scale=2.0**40))
+
+    def on_cpu(*, precision, plugins, **rest):
+        return Trainer(plugins=[*plugins, plugin], **rest)
+
+    monkeypatch.setattr(trainer, "Trainer", on_cpu)
+    monkeypatch.setattr(run, "lightning_precision", lambda precision, accelerator: None)
+    config = tiny_config(tmp_path / "run", **{"training.precision": "fp16", "training.epochs": 20})
+    result = train(config, progress=False)
+    assert result.skipped == []
+    assert plugin.scaler.get_scale() < 2.0**40
+    losses = [float(row["train/loss"]) for row in rows_of(result.output)]
+    assert losses[-1] < 0.8 * losses[0]
+
+
 def test_fp16_on_a_cpu_is_refused_before_a_run_folder_is_made(tiny_config, tmp_path):
     """Lightning would take bf16 in its place."""
     with pytest.raises(InputError, match=r"training\.precision is fp16, which takes a GPU"):
         train(tiny_config(tmp_path / "run", **{"training.precision": "fp16"}), progress=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_training_systems_are_described_within_the_budget(tiny_config, tmp_path, monkeypatch):
+    """In batches that all fit, as those of training do."""
+    sizes, measure_domain = [], run.measure_domain
+
+    def recorded(model, samples, batch_size):
+        sizes.append(batch_size * max(len(sample.pos) for sample in samples))
+        return measure_domain(model, samples, batch_size)
+
+    monkeypatch.setattr(run, "measure_domain", recorded)
+    train(tiny_config(tmp_path / "run", **{"data.max_atoms": 23, "training.epochs": 1}), progress=False)
+    assert sizes
+    assert all(size <= 23 for size in sizes)
 
 
 def test_a_picture_that_cannot_be_drawn_does_not_fail_a_finished_run(

@@ -1,9 +1,11 @@
 """Training that starts from the weights of another."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from molflt.checkpoint import load_checkpoint, model_from_config
+from molflt.checkpoint import load_checkpoint, model_from_config, save_checkpoint
 from molflt.errors import InputError
 from molflt.training import train
 from molflt.training.transfer import DATA_SCALES, initialize_from, plan_transfer
@@ -56,6 +58,19 @@ def test_another_architecture_is_refused_unless_what_differs_is_named(finished_r
     transfer = initialize_from(model, path, ["encoder.layers.2.*", "displacement_head.*"])
     assert all(name.startswith("encoder.layers.2.") for name in transfer.new)
     assert all(name.startswith("displacement_head.") for name in transfer.unused)
+
+
+def test_encodings_of_several_layers_do_not_become_one(finished_run, tiny_config, tmp_path):
+    """They have the names of a shared one; the other way round each layer starts from the shared one."""
+    config = tiny_config(tmp_path, **{"model.attention.share_rpe": "false"})
+    model, path = model_from_config(config), tmp_path / "own.ckpt"
+    save_checkpoint(path, replace(load_checkpoint(finished_run.best_checkpoint), config=config, model=model))
+    shared = model_from_config(tiny_config(tmp_path))
+    with pytest.raises(InputError, match=r"layers\.0\.attention\.rpe.* and .*layers\.1\..* are one weight"):
+        initialize_from(shared, str(path), [])
+    initialize_from(model, str(finished_run.best_checkpoint), [])
+    first, second = (layer.attention.rpe.state_dict() for layer in model.encoder.layers)
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_another_shape_is_named_and_a_pattern_without_a_weight_is_an_error():
