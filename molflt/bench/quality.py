@@ -18,11 +18,11 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 import yaml
@@ -32,7 +32,7 @@ from torch_geometric.data import Data
 from molflt.bench.quality_plans import PLANS, VARIANTS, Plan
 from molflt.bench.quality_results import RUNS, RunRow, quality_table, read_rows, write_rows
 from molflt.checkpoint import model_from_config
-from molflt.config import Config, config_to_dict
+from molflt.config import Config, config_to_dict, flat_settings
 from molflt.data.datasets import OC20IS2RE
 from molflt.errors import InputError
 
@@ -174,19 +174,11 @@ def fingerprint(config: Config) -> str:
 
     So a setting that a later version adds does not make the runs of an earlier one other runs.
     """
-    values, defaults = (dict(_leaves(config_to_dict(each))) for each in (config, Config()))
+    values, defaults = flat_settings(config), flat_settings(Config())
     changed = {key: value for key, value in values.items() if value != defaults[key]}
     for key in ("seed", "training.output"):
         changed.pop(key, None)
     return hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _keep_config(config: Config, path: Path) -> None:

@@ -6,6 +6,7 @@ from molflt.config.files import (
     config_keys,
     config_to_dict,
     config_to_yaml,
+    flat_settings,
     load_config,
     save_config,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "config_keys",
     "config_to_dict",
     "config_to_yaml",
+    "flat_settings",
     "load_config",
     "save_config",
     "validate",

@@ -41,7 +41,7 @@ def config_keys(section: type = Config, prefix: str = "") -> Iterator[tuple[str,
 
 def add_config_arguments(parser: ArgumentParser) -> None:
     """Give `parser` one option per setting (`--optim.lr`, ...), typed and documented by the dataclasses."""
-    defaults = dict(_leaves(config_to_dict(Config())))
+    defaults = flat_settings(Config())
     for key, hint, doc in config_keys():
         parser.add_argument(f"--{key}", type=hint, default=defaults[key], help=doc.replace("%", "%%"))
 
@@ -101,6 +101,11 @@ def config_to_dict(config: Config) -> dict[str, Any]:
         return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
     return plain(asdict(config))
+
+
+def flat_settings(config: Config) -> dict[str, Any]:
+    """Every setting by its dotted key, plain values only."""
+    return dict(_leaves(config_to_dict(config)))
 
 
 def config_to_yaml(config: Config, allow_unicode: bool = True) -> str:

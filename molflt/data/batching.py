@@ -65,13 +65,16 @@ def lengths_by_budget(sizes: ArrayLike, budget: int) -> NDArray[np.int64]:
     return np.asarray(lengths, dtype=np.int64)
 
 
-def describe_oversized(sizes: ArrayLike, budget: int, largest: str, setting: str, unit: str) -> str | None:
+def describe_oversized(
+    sizes: ArrayLike, budget: int, largest: str, use: str, setting: str, unit: str
+) -> str | None:
     """One line on the systems above a budget, which go alone; None where there are none.
 
     Args:
         sizes: of the systems, N.
         budget: of a batch.
         largest: name of the largest system.
+        use: what the systems are for, as an adjective.
         setting: what sets the budget.
         unit: of the sizes, in the plural.
     """
@@ -80,8 +83,8 @@ def describe_oversized(sizes: ArrayLike, budget: int, largest: str, setting: str
     if not above:
         return None
     return (
-        f"{above} of {len(sizes)} systems have more than {setting} = {budget} {unit} and make a batch each; "
-        f"the largest, {largest}, has {sizes.max()}"
+        f"{above} of {len(sizes)} {use} systems have more than {setting} = {budget} {unit} and make a batch "
+        f"each; the largest, {largest}, has {sizes.max()}"
     )
 
 

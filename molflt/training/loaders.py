@@ -98,7 +98,7 @@ def build_loader(
     sizes = system_sizes(samples, data)
     budget = data.max_atoms or data.max_edges
     if budget and rank == 0:
-        _report_oversized(samples, sizes, data)
+        _report_oversized(samples, sizes, data, "training" if training else "validation")
     generator = torch.Generator()
     steps = build_augmentation(data, generator) if training else []
     sampler = SystemBatchSampler(
@@ -143,12 +143,12 @@ def system_sizes(samples: Sequence[Data], config: DataConfig) -> np.ndarray:
     return np.array([len(samples[index]["atomic_numbers"]) for index in range(len(samples))])
 
 
-def _report_oversized(samples: Sequence[Data], sizes: np.ndarray, config: DataConfig) -> None:
+def _report_oversized(samples: Sequence[Data], sizes: np.ndarray, config: DataConfig, use: str) -> None:
     largest = samples[int(sizes.argmax())].get("sid") if len(sizes) else None
     name = "without an id" if largest is None else f"sid {int(largest)}"
     if config.max_atoms is not None:
-        text = describe_oversized(sizes, config.max_atoms, name, "data.max_atoms", "atoms")
+        text = describe_oversized(sizes, config.max_atoms, name, use, "data.max_atoms", "atoms")
     else:
-        text = describe_oversized(sizes, config.max_edges or 0, name, "data.max_edges", "edges")
+        text = describe_oversized(sizes, config.max_edges or 0, name, use, "data.max_edges", "edges")
     if text:
         warnings.warn(text, InputWarning, stacklevel=4)

@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from molflt.archive import read_archive
-from molflt.config import Config, config_from_dict, config_to_dict
+from molflt.config import Config, config_from_dict, config_to_dict, flat_settings
 from molflt.errors import InputError
 from molflt.run_folder import RESUME_NEWEST, RESUME_PREVIOUS
 from molflt.training.data import DataFit, data_fit_from_state
@@ -247,7 +247,7 @@ def check_continues(point: ResumePoint, config: Config, data: Mapping[str, str],
             f"cannot continue {config.training.output} with {processes} processes: it was begun with "
             f"{point.processes}, a batch each; start as many"
         )
-    old, new = _flat(config_to_dict(point.config)), _flat(config_to_dict(config))
+    old, new = flat_settings(point.config), flat_settings(config)
     changed = [
         f"{key} was {old[key]!r} and is {new[key]!r}"
         for key in new
@@ -264,10 +264,3 @@ def check_continues(point: ResumePoint, config: Config, data: Mapping[str, str],
             f"cannot continue {config.training.output}: the data of {', '.join(differing)} at "
             f"{config.data.root} are not those it began with; start a new run in another folder"
         )
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat

@@ -244,7 +244,7 @@ def _take_over(config: Config, module: RelaxedEnergyTraining, tell: bool) -> Non
     """Start from the weights of another training, and say which those are."""
     source = config.training.init_from
     assert source is not None
-    transfer = initialize_from(module.model, source, config.training.init_skip)
+    transfer = initialize_from(module.model, config, source, config.training.init_skip)
     if tell:
         for line in transfer.lines():
             print(f"molflt: {source}: {line}", file=sys.stderr)

@@ -8,18 +8,21 @@ scales and element references of the targets are never taken over: they belong t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
 
 from molflt.checkpoint import load_checkpoint
+from molflt.config import Config, flat_settings
 from molflt.errors import InputError
 from molflt.models.graphormer3d import Graphormer3D
 
 DATA_SCALES = ("energy_mean", "energy_std", "delta_pos_std", "element_references")
 """Buffers that the new data set."""
+MEANINGFUL = ("data.radius", "data.max_neighbors", "model.")
+"""Settings, or sections of them, that weights depend on."""
 _SHOWN = 4
 
 
@@ -33,13 +36,15 @@ class Transfer:
     """Of the new network, newly initialised: named, and so left as they are."""
     unused: list[str]
     """Of the checkpoint, named, and without a place in the new network or not wanted there."""
+    differences: tuple[str, ...] = ()
+    """Settings that have another value than those weights were trained with."""
 
     def lines(self) -> list[str]:
         """What was and what was not loaded, for the reader."""
         lines = [f"{len(self.loaded)} weights and buffers loaded"]
         for title, names in (("newly initialised", self.new), ("left out of the checkpoint", self.unused)):
             lines += [f"{title}: {name}" for name in names]
-        return lines
+        return lines + [f"trained otherwise: {text}" for text in self.differences]
 
 
 def plan_transfer(new: Mapping[str, Tensor], old: Mapping[str, Tensor], skip: Sequence[str]) -> Transfer:
@@ -80,11 +85,12 @@ def plan_transfer(new: Mapping[str, Tensor], old: Mapping[str, Tensor], skip: Se
 
 
 @torch.no_grad()
-def initialize_from(model: Graphormer3D, checkpoint: str, skip: Sequence[str]) -> Transfer:
+def initialize_from(model: Graphormer3D, config: Config, checkpoint: str, skip: Sequence[str]) -> Transfer:
     """Copy a checkpoint's weights and buffers (its averages and frequencies) into a network.
 
     Args:
         model: the network, with its data's scales set.
+        config: its configuration.
         checkpoint: file, or name of one shipped with molflt.
         skip: as in `plan_transfer`.
 
@@ -92,7 +98,8 @@ def initialize_from(model: Graphormer3D, checkpoint: str, skip: Sequence[str]) -
         InputError: as `plan_transfer` and `load_checkpoint`; and where weights that are one in the network
             differ in the checkpoint.
     """
-    old, new = load_checkpoint(checkpoint).model.state_dict(), model.state_dict()
+    source = load_checkpoint(checkpoint)
+    old, new = source.model.state_dict(), model.state_dict()
     try:
         transfer = plan_transfer(new, old, skip)
     except InputError as error:
@@ -107,7 +114,17 @@ def initialize_from(model: Graphormer3D, checkpoint: str, skip: Sequence[str]) -
                 "differ in the checkpoint; set model.attention.share_rpe as it was there"
             )
         new[name].copy_(old[name])
-    return transfer
+    return replace(transfer, differences=differences(source.config, config))
+
+
+def differences(old: Config, new: Config) -> tuple[str, ...]:
+    """The settings that give equal weights another meaning, in words."""
+    before, after = flat_settings(old), flat_settings(new)
+    return tuple(
+        f"{key} was {before[key]!r} and is {after[key]!r}"
+        for key in after
+        if key.startswith(MEANINGFUL) and before[key] != after[key]
+    )
 
 
 def _shorten(names: Sequence[str]) -> str:

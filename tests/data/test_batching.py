@@ -117,11 +117,11 @@ def test_a_system_above_the_budget_goes_alone_and_is_reported():
     assert [1] in batches
     assert [3] in batches
     assert sorted(itertools.chain(*batches)) == list(range(6))
-    assert describe_oversized(sizes, 300, "sid 71", "data.max_atoms", "atoms") == (
-        "2 of 6 systems have more than data.max_atoms = 300 atoms and make a batch each; "
+    assert describe_oversized(sizes, 300, "sid 71", "training", "data.max_atoms", "atoms") == (
+        "2 of 6 training systems have more than data.max_atoms = 300 atoms and make a batch each; "
         "the largest, sid 71, has 1013"
     )
-    assert describe_oversized([300, 7], 300, "sid 71", "data.max_atoms", "atoms") is None
+    assert describe_oversized([300, 7], 300, "sid 71", "training", "data.max_atoms", "atoms") is None
 
 
 @pytest.mark.parametrize("settings", [{"batch_size": 7}, {"budget": 1013}])

@@ -103,7 +103,7 @@ def test_systems_above_the_budget_are_reported_once_over_all_ranks(loaded):
     with pytest.warns(InputWarning) as caught:
         loader = loaded(**{"data.max_atoms": 12})
     assert [str(warning.message) for warning in caught] == [
-        "4 of 11 systems have more than data.max_atoms = 12 atoms and make a batch each; "
+        "4 of 11 training systems have more than data.max_atoms = 12 atoms and make a batch each; "
         "the largest, sid 1004, has 17"
     ]
     assert [1004] in sids(loader)

@@ -14,15 +14,28 @@ from molflt.training.transfer import DATA_SCALES, initialize_from, plan_transfer
 def test_weights_and_frequencies_are_taken_over_and_scales_are_not(finished_run, tiny_config, tmp_path):
     """All of the checkpoint's but what belongs to its data."""
     torch.manual_seed(1)
-    model = model_from_config(tiny_config(tmp_path))
+    config = tiny_config(tmp_path)
+    model = model_from_config(config)
     model.energy_mean.fill_(7.0)
-    transfer = initialize_from(model, str(finished_run.best_checkpoint), [])
+    transfer = initialize_from(model, config, str(finished_run.best_checkpoint), [])
     old = load_checkpoint(finished_run.best_checkpoint).model.state_dict()
     for name, value in model.state_dict().items():
         assert torch.equal(value, old[name]) == (name not in DATA_SCALES), name
     assert model.energy_mean.item() == 7.0
     assert set(transfer.loaded) == old.keys() - set(DATA_SCALES)
     assert transfer.new == transfer.unused == []
+    assert transfer.differences == ()
+
+
+def test_settings_that_give_the_weights_another_meaning_are_told(finished_run, tiny_config, tmp_path):
+    """The weights fit, but were trained on another graph and with other dropout."""
+    config = tiny_config(tmp_path, **{"data.radius": 4.25, "model.dropout": 0.5, "optim.lr": 0.1})
+    transfer = initialize_from(model_from_config(config), config, str(finished_run.best_checkpoint), [])
+    before = load_checkpoint(finished_run.best_checkpoint).config
+    assert transfer.lines()[1:] == [
+        f"trained otherwise: data.radius was {before.data.radius} and is 4.25",
+        f"trained otherwise: model.dropout was {before.model.dropout} and is 0.5",
+    ]
 
 
 def test_training_starts_there_and_says_what_it_loaded(finished_run, tiny_config, tmp_path, capsys):
@@ -49,13 +62,13 @@ def test_another_architecture_is_refused_unless_what_differs_is_named(finished_r
     config = tiny_config(tmp_path, **{"model.num_layers": 3, "optim.delta_pos_weight": "[0, 0]"})
     model, path = model_from_config(config), str(finished_run.best_checkpoint)
     with pytest.raises(InputError) as caught:
-        initialize_from(model, path, [])
+        initialize_from(model, config, path, [])
     message = str(caught.value)
     assert message.startswith(f"training.init_from {path}: weights do not fit: encoder.layers.2.")
     assert "(missing in the checkpoint)" in message
     assert "displacement_head." in message
     assert "(unknown to the new network)" in message
-    transfer = initialize_from(model, path, ["encoder.layers.2.*", "displacement_head.*"])
+    transfer = initialize_from(model, config, path, ["encoder.layers.2.*", "displacement_head.*"])
     assert all(name.startswith("encoder.layers.2.") for name in transfer.new)
     assert all(name.startswith("displacement_head.") for name in transfer.unused)
 
@@ -67,8 +80,8 @@ def test_encodings_of_several_layers_do_not_become_one(finished_run, tiny_config
     save_checkpoint(path, replace(load_checkpoint(finished_run.best_checkpoint), config=config, model=model))
     shared = model_from_config(tiny_config(tmp_path))
     with pytest.raises(InputError, match=r"layers\.0\.attention\.rpe.* and .*layers\.1\..* are one weight"):
-        initialize_from(shared, str(path), [])
-    initialize_from(model, str(finished_run.best_checkpoint), [])
+        initialize_from(shared, tiny_config(tmp_path), str(path), [])
+    initialize_from(model, config, str(finished_run.best_checkpoint), [])
     first, second = (layer.attention.rpe.state_dict() for layer in model.encoder.layers)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
