@@ -27,14 +27,19 @@ def tracked(items: Iterable[Item], total: int, text: str) -> Iterator[Item]:
 
     console = Console(stderr=True)
     due = time.monotonic() + SHOWN_AFTER
-    with Progress(console=console, disable=not console.is_terminal, auto_refresh=False) as bar:
+    if not console.is_terminal:
+        for number, item in enumerate(items):
+            if (now := time.monotonic()) > due:
+                due = now + LINE_EVERY
+                print(f"molflt: {text}: {number} of {total}", file=sys.stderr)
+            yield item
+        return
+    with Progress(console=console, auto_refresh=False) as bar:
         task = bar.add_task(text, total=total, visible=False)
         for number, item in enumerate(items):
             if (now := time.monotonic()) > due:
-                due = now + (BAR_EVERY if console.is_terminal else LINE_EVERY)
+                due = now + BAR_EVERY
                 bar.update(task, completed=number, visible=True, refresh=True)
-                if not console.is_terminal:
-                    print(f"molflt: {text}: {number} of {total}", file=sys.stderr)
             yield item
         bar.update(task, completed=total, refresh=True)
 

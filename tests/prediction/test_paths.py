@@ -6,6 +6,7 @@ import itertools
 import os
 from pathlib import Path
 
+import ase
 import pytest
 from ase.build import molecule
 from ase.io import write
@@ -120,7 +121,11 @@ def test_a_pipe_in_a_folder_is_not_waited_for(tree):
         ("gaussian.log", " Entering Gaussian System, Link 0=g16\n"),
         ("pw.out", "     Program PWSCF v.6.0 starts\n"),
         ("geometry.in", "lattice_vector 4 0 0\natom 0 0 0 Cu\n"),
-        ("input.data", "begin\natom 0.0 0.0 0.0 Cu 0.0 0.0 0.0 0.0 0.0\nend\n"),
+        pytest.param(
+            "input.data",
+            "begin\natom 0.0 0.0 0.0 Cu 0.0 0.0 0.0 0.0 0.0\nend\n",
+            marks=pytest.mark.skipif(ase.__version__ < "3.29", reason="ASE 3.28 does not tell it by content"),
+        ),
     ],
 )
 def test_a_name_that_programs_share_is_not_enough(tmp_path, name, content):
