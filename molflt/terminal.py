@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
 from molflt.errors import InputError
@@ -26,20 +26,17 @@ def tracked(items: Iterable[Item], total: int, text: str) -> Iterator[Item]:
     from rich.progress import Progress
 
     console = Console(stderr=True)
+    bar = Progress(console=console, auto_refresh=False)
     due = time.monotonic() + SHOWN_AFTER
-    if not console.is_terminal:
-        for number, item in enumerate(items):
-            if (now := time.monotonic()) > due:
-                due = now + LINE_EVERY
-                print(f"molflt: {text}: {number} of {total}", file=sys.stderr)
-            yield item
-        return
-    with Progress(console=console, auto_refresh=False) as bar:
+    # Off a terminal it is not even begun: at its end some versions of rich write an empty line there.
+    with bar if console.is_terminal else nullcontext():
         task = bar.add_task(text, total=total, visible=False)
         for number, item in enumerate(items):
             if (now := time.monotonic()) > due:
-                due = now + BAR_EVERY
+                due = now + (BAR_EVERY if console.is_terminal else LINE_EVERY)
                 bar.update(task, completed=number, visible=True, refresh=True)
+                if not console.is_terminal:
+                    print(f"molflt: {text}: {number} of {total}", file=sys.stderr)
             yield item
         bar.update(task, completed=total, refresh=True)
 
