@@ -15,6 +15,7 @@ import torch
 from molflt.bench.attention_results import GROWTH_START, AttentionBench, Measurement
 from molflt.bench.attention_settings import Level, Mode
 from molflt.bench.measure import Spread, spread
+from molflt.replacing import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -188,9 +189,7 @@ def write_report(result: AttentionBench, folder: str | os.PathLike[str]) -> list
     """Writes attention.json and attention.png into a folder, whole or not at all; returns their paths."""
     folder = Path(folder)
     paths = [folder / "attention.json", folder / "attention.png"]
-    parts = [path.with_name(f".{path.name}.part") for path in paths]
-    parts[0].write_text(json.dumps(to_dict(result), indent=1) + "\n", encoding="utf-8")
-    plot(result).savefig(parts[1], dpi=150, format="png")
-    for part, path in zip(parts, paths, strict=True):
-        os.replace(part, path)
+    with replacing(paths[0]) as text, replacing(paths[1]) as image:
+        text.write_text(json.dumps(to_dict(result), indent=1) + "\n", encoding="utf-8")
+        plot(result).savefig(image, dpi=150, format="png")
     return paths
