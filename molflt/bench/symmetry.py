@@ -65,9 +65,9 @@ def translated(data: Data) -> Data:
 
 
 def in_other_cells(data: Data) -> Data:
-    """The first and the last atom given in other cells."""
+    """The first and the last atom given in other cells, also along the third vector where it is periodic."""
     cell, pos = data["cell"][0], data["pos"].clone()
-    pos[-1] += 2 * cell[0] - cell[1]
+    pos[-1] += 2 * cell[0] - cell[1] + cell[2] * data["pbc"][0, 2]
     pos[0] -= cell[1]
     return changed(data, pos=pos)
 
