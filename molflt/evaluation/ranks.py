@@ -9,6 +9,7 @@ is raised on all, so that none waits for another that has gone.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -41,11 +42,25 @@ def joined_processes() -> Iterator[int]:
     if place()[1] > 1 or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield place()[0]
         return
-    dist.init_process_group("gloo", timeout=PATIENCE)
+    with _stdout_on_stderr():
+        dist.init_process_group("gloo", timeout=PATIENCE)
     try:
         yield place()[0]
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _stdout_on_stderr() -> Iterator[None]:
+    """Sends to stderr what libraries write to stdout: before torch 2.11, gloo that it is connected."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def shares(compute: Callable[[int, int], T]) -> list[T]:

@@ -32,7 +32,6 @@ class TrainingProgress(Callback):
             TextColumn("left"),
             TimeRemainingColumn(),
             console=self.console,
-            disable=not self.live,
             expand=True,
         )
         self._task = TaskID(0)
@@ -43,7 +42,7 @@ class TrainingProgress(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._task = self._bar.add_task("", total=trainer.estimated_stepping_batches)
-        if trainer.is_global_zero:
+        if self.live and trainer.is_global_zero:
             self._bar.start()
 
     def on_train_batch_start(
@@ -74,10 +73,15 @@ class TrainingProgress(Callback):
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._bar.stop()
+        self._stop()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._bar.stop()
+        self._stop()
+
+    def _stop(self) -> None:
+        # Off a terminal there is nothing to end, and some versions of rich would write an empty line.
+        if self.live:
+            self._bar.stop()
 
     def describe(self, trainer: Trainer, module: RelaxedEnergyTraining, train_mae: float) -> str:
         """The state of the run in one line of text; `train_mae` is the epoch's so far, eV."""

@@ -239,6 +239,7 @@ def test_any_bytes_of_an_lmdb(tmp_path, guard, kind):
     write_entries(tmp_path / "x.lmdb", values)
     content = (tmp_path / "x.lmdb").read_bytes()
 
+    @example([])
     @given(edits)
     @inputs(0.1)
     def run(changes):
@@ -280,6 +281,7 @@ values = st.recursive(
 def test_any_values_in_a_record(guard):
     names = st.one_of(st.sampled_from([*FIELDS, "batch", "num_nodes", "x", "keys"]), st.text(max_size=4))
 
+    @example({}, True, 4)
     @given(st.dictionaries(names, values, max_size=6), st.booleans(), st.sampled_from([2, 3, 4, 5]))
     @inputs(0.1)
     def run(fields, complete, protocol):
@@ -361,6 +363,7 @@ def test_any_bytes_of_a_structure_file(tmp_path, guard, suffix):
     content = structure_files(tmp_path / "made")[suffix]
     read_structures(tmp_path / "made" / f"x{suffix}")
 
+    @example([])
     @given(edits)
     @inputs(0.06)
     def run(changes):
@@ -377,6 +380,7 @@ def test_any_bytes_of_an_ase_database(tmp_path, guard, suffix):
     convert(tmp_path / "a.lmdb", tmp_path / f"x{suffix}")
     content = (tmp_path / f"x{suffix}").read_bytes()
 
+    @example([])
     @given(edits)
     @inputs(0.04)
     def run(changes):
