@@ -14,6 +14,7 @@ the normaliser can not vanish, and no epsilon enters.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -29,11 +30,11 @@ from molflt.nn.causal import (
     exponential_causal_features,
     plain_causal_features,
 )
-from molflt.nn.functional import append_ones, exp_, linear_sums, modulated_linear_sums
+from molflt.nn.functional import append_ones, exp_, heads_first, linear_sums, modulated_linear_sums
 from molflt.nn.operands import Projection
 
 BLOCK_ELEMENTS = 2**18
-"""Features computed at a time on a CPU: 1 MiB of float32, which caches hold."""
+"""Features that each thread of a CPU computes at a time: 1 MiB of float32, which caches hold."""
 
 
 class Modulations(NamedTuple):
@@ -119,7 +120,9 @@ class StabilisedFeatures(NamedTuple):
 
     def attend(self, value: Float[Tensor, "B H N D"]) -> Float[Tensor, "B H N D"]:
         """Attention over all real tokens."""
-        return self.query @ ((self.key.transpose(-1, -2) @ value) / self.key_sum.transpose(-1, -2))
+        query, key, key_sum, value = heads_first(*self, value)
+        out = query @ ((key.transpose(-1, -2) @ value) / key_sum.transpose(-1, -2))
+        return out.transpose(0, 1)
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,9 @@ class LogFeatures(Features):
         bias = ceiling + key_sum.log()
         if self.query_bias is not None:
             bias = bias + self.query_bias
-        return StabilisedFeatures(self.projection.query(bias).softmax(-1), key, key_sum)
+        # Heads first: softmax copies what does not lie in memory in the order of its dimensions.
+        query = self.projection.query(bias).transpose(0, 1).softmax(-1).transpose(0, 1)
+        return StabilisedFeatures(query, key, key_sum)
 
     def attend(self, value: Float[Tensor, "B H N D"], modulations: Modulations | None) -> Sums:
         if modulations is None:
@@ -158,7 +163,8 @@ class LogFeatures(Features):
         blocks = []
         for part, v, factors in self.split(value, modulations):
             query, key, key_sum = part.evaluate()
-            blocks.append(modulated_linear_sums(query, key / key_sum, v, *factors))
+            sums = modulated_linear_sums(*heads_first(query, key / key_sum, v, *factors))
+            blocks.append(sums.transpose(0, 1))
         return split_ones(torch.cat(blocks, dim=1))
 
     def attend_causal(
@@ -182,8 +188,9 @@ class LogFeatures(Features):
         num_graphs, num_heads, num_tokens, _ = self.key_bias.shape
         if self.key_bias.device.type != "cpu" or torch.compiler.is_compiling():
             return num_heads
-        size = BLOCK_ELEMENTS // max(1, num_graphs * num_tokens * self.projection.num_features)
-        return min(max(size, 1), num_heads)
+        size = num_graphs * num_heads * num_tokens * self.projection.num_features
+        num_blocks = max(1, math.ceil(size / (BLOCK_ELEMENTS * torch.get_num_threads())))
+        return max(1, num_heads // num_blocks)
 
     def split(
         self, value: Float[Tensor, "B H N E"], modulations: Modulations | None

@@ -16,7 +16,7 @@ a buffer, so a checkpoint predicts the same everywhere. Noise is drawn in float6
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -143,7 +143,7 @@ class FrequencySampler(nn.Module):
         """The current frequencies with q = 1/(R p); gradients reach the density through both."""
         frequencies = self.frequencies
         log_density = self.log_sampling_density(frequencies)
-        return FrequencySample(frequencies, (-log_density).exp() / self.num_frequencies)
+        return FrequencySample(frequencies, (-math.log(self.num_frequencies) - log_density).exp())
 
     def extra_repr(self) -> str:
         return (
@@ -242,8 +242,9 @@ class GaussianFrequencies(FrequencySampler):
 
     def log_sampling_density(self, frequencies: Float[Tensor, "*G #H R X"]) -> Float[Tensor, "*G H R"]:
         square = (frequencies / self.raw_std.exp().unsqueeze(-2)).square().sum(-1)
-        log_norm = self.raw_std.expand(-1, self.position_dim).sum(-1, keepdim=True)
-        return -0.5 * (square + self.position_dim * math.log(2 * math.pi)) - log_norm
+        log_std = self.raw_std.expand(-1, self.position_dim).sum(-1, keepdim=True)
+        peak = -0.5 * self.position_dim * math.log(2 * math.pi) - log_std
+        return torch.sub(peak, square, alpha=0.5)
 
     def extra_repr(self) -> str:
         per_dimension = self.raw_std.shape[-1] == self.position_dim > 1
@@ -270,3 +271,12 @@ class SobolGaussianFrequencies(GaussianFrequencies):
 
     def draw_noise(self, generator: torch.Generator | None) -> Float[Tensor, "H R X"]:
         return sobol_gaussian_noise(self.num_heads, self.num_frequencies, self.position_dim, generator)
+
+
+def is_isotropic_gaussian(sampler: FrequencySampler) -> TypeGuard[GaussianFrequencies]:
+    """Whether the frequencies of each head are from one Gaussian of one std; never of a user's own sampler,
+    which may have another density."""
+    if not isinstance(sampler, GaussianFrequencies):
+        return False
+    kinds = (GaussianFrequencies, OrthogonalGaussianFrequencies, SobolGaussianFrequencies)
+    return type(sampler) in kinds and sampler.raw_std.shape[-1] == 1

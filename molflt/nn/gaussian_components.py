@@ -95,6 +95,18 @@ class GaussianComponents(nn.Module):
         """N(xi; mu_t, sigma_t^2) of every component, in (position unit)^X."""
         return exp_(self.log_density(frequencies))
 
+    def density_ratio(
+        self, noise: Float[Tensor, "H R X"], log_std: Float[Tensor, "H 1"]
+    ) -> Float[Tensor, "H R T"]:
+        """N(xi; 0, sigma_t^2) / N(xi; 0, std^2) at xi = std noise, for components without means.
+
+        One exponential instead of one for either density, neither of which has to be in the range of numbers.
+        """
+        log_ratio = log_std - self.raw_std
+        square = noise.square().sum(-1, keepdim=True)
+        peak, curvature = self.position_dim * log_ratio, torch.expm1(2 * log_ratio)
+        return exp_(torch.addcmul(peak.unsqueeze(-2), square, curvature.unsqueeze(-2), value=-0.5))
+
     def extra_repr(self) -> str:
         kind = "centred" if self.mean is None else "shifted"
         return (

@@ -8,7 +8,7 @@ q^ is the sum of two matrix products, and the RPE's weights, signs and phases ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,24 +26,33 @@ class Term(NamedTuple):
     weight: Tensor
 
 
-def split_term(term: Term, num_heads: int) -> list[Term]:
-    """The term, `num_heads` heads at a time: by split, whose gradient is a concatenation and no sum."""
-    parts = zip(term.x.split(num_heads, dim=1), term.weight.split(num_heads, dim=-3), strict=True)
-    return [Term(x, weight) for x, weight in parts]
-
-
 def affine_sum(bias: Float[Tensor, "#B #H #N #M"], terms: Sequence[Term]) -> Float[Tensor, "B H N M"]:
-    """`bias` plus the matrix products of all terms, accumulated in one tensor."""
+    """`bias` plus the matrix products of all terms, accumulated in one tensor.
+
+    Where graphs share the weights, a product is over the tokens of all of them, and the result lies in memory
+    as `[H, B, N, M]`: neither are weights repeated for each graph nor queries and keys copied.
+    """
     num_graphs, num_heads, num_tokens = terms[0].x.shape[:3]
-    num_features = terms[0].weight.shape[-1]
-    total = bias.expand(num_graphs, num_heads, num_tokens, num_features).flatten(0, 1)
-    for index, (x, weight) in enumerate(terms):
-        weight = weight.expand(num_graphs, num_heads, *weight.shape[-2:]).flatten(0, 1)
-        if index == 0:
-            total = torch.baddbmm(total, x.flatten(0, 1), weight)
-        else:
-            total.baddbmm_(x.flatten(0, 1), weight)
-    return total.unflatten(0, (num_graphs, num_heads))
+    bias = bias.expand(num_graphs, num_heads, num_tokens, -1)
+    if all(weight.ndim == 3 for _, weight in terms):
+        flat = [(x.transpose(0, 1).flatten(1, 2), weight) for x, weight in terms]
+        total = sum_of_products(bias.transpose(0, 1).flatten(1, 2), flat)
+        return total.unflatten(1, (num_graphs, num_tokens)).transpose(0, 1)
+    flat = [
+        (x.flatten(0, 1), weight.expand(num_graphs, num_heads, *weight.shape[-2:]).flatten(0, 1))
+        for x, weight in terms
+    ]
+    return sum_of_products(bias.flatten(0, 1), flat).unflatten(0, (num_graphs, num_heads))
+
+
+def sum_of_products(
+    bias: Float[Tensor, "K N #M"], factors: Sequence[tuple[Tensor, Tensor]]
+) -> Float[Tensor, "K N M"]:
+    """`bias` plus the batched products of all pairs of factors, a new tensor."""
+    total = torch.baddbmm(bias, *factors[0])
+    for left, right in factors[1:]:
+        total.baddbmm_(left, right)
+    return total
 
 
 class Projection(NamedTuple):
@@ -66,12 +75,15 @@ class Projection(NamedTuple):
         return self.query_terms[0].weight.shape[-1]
 
     def split(self, num_heads: int) -> list[Projection]:
-        """The projection, `num_heads` heads at a time."""
-        queries, keys = (
-            zip(*(split_term(term, num_heads) for term in terms), strict=True)
-            for terms in (self.query_terms, self.key_terms)
-        )
-        return [Projection(query, key) for query, key in zip(queries, keys, strict=True)]
+        """The projection, `num_heads` heads at a time: by split, whose gradient concatenates, not adds."""
+        # A tensor in terms of both sides is split once, so that its gradients add up part by part.
+        parts = {id(x): x.split(num_heads, dim=1) for x, _ in (*self.query_terms, *self.key_terms)}
+
+        def split_terms(terms: Sequence[Term]) -> Iterable[tuple[Term, ...]]:
+            blocks = [map(Term, parts[id(x)], weight.split(num_heads, dim=-3)) for x, weight in terms]
+            return zip(*blocks, strict=True)
+
+        return list(map(Projection, split_terms(self.query_terms), split_terms(self.key_terms)))
 
     def scaled(self, gain: Float[Tensor, "#B #H 1 1"]) -> Projection:
         """The projection of gain q^ and gain k^."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Inexact
@@ -69,19 +70,51 @@ def phases(
     dtype = torch.promote_types(frequencies.dtype, torch.float32)
     product = torch.matmul if points.device.type == "cpu" else split_matmul
     with torch.autocast(points.device.type, enabled=False):
-        return product(points.to(dtype).unsqueeze(-3), (2 * math.pi * frequencies.to(dtype)).mT)
+        points, weight = points.to(dtype), (2 * math.pi * frequencies.to(dtype)).mT
+        if frequencies.ndim > 3:
+            return product(points.unsqueeze(-3), weight)
+        # All graphs share the frequencies: one product per head over all tokens, heads first in memory.
+        theta = product(points.flatten(0, -2), weight)
+        return theta.unflatten(1, points.shape[:-1]).movedim(0, -3)
 
 
-def cosine_and_sine(theta: Float[Tensor, "B H N R"]) -> Float[Tensor, "B H N 2*R"]:
+class CosineAndSine(torch.autograd.Function):
+    """[cos theta, sin theta]; the backward pass reads both from the result and computes neither again."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(theta: Tensor) -> Tensor:
+        if theta.numel() < CACHED_ELEMENTS or theta.device.type != "cpu":
+            return torch.cat((theta.cos(), theta.sin()), dim=-1)
+        # A head at a time, whose cosines and sines stay in cache: for long inputs twice as fast.
+        both = theta.new_empty(*theta.shape[:-1], 2 * theta.shape[-1])
+        for head, angles in enumerate(theta):
+            both[head] = torch.cat((angles.cos(), angles.sin()), dim=-1)
+        return both
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        cosine, sine = ctx.saved_tensors[0].chunk(2, dim=-1)
+        along_cosine, along_sine = grad_outputs[0].chunk(2, dim=-1)
+        return torch.addcmul(cosine * along_sine, sine, along_cosine, value=-1)
+
+    @staticmethod
+    def jvp(ctx: Any, *grad_inputs: Tensor) -> Tensor:
+        cosine, sine = ctx.saved_tensors[0].chunk(2, dim=-1)
+        return torch.cat((-sine * grad_inputs[0], cosine * grad_inputs[0]), dim=-1)
+
+
+def cosine_and_sine(theta: Float[Tensor, "H B N R"]) -> Float[Tensor, "H B N 2*R"]:
     """[cos theta, sin theta]."""
-    is_small = theta.numel() < CACHED_ELEMENTS
-    if is_small or torch.is_grad_enabled() or theta.device.type != "cpu" or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return torch.cat((theta.cos(), theta.sin()), dim=-1)
-    # A head at a time, whose cosines and sines stay in cache: for long inputs twice as fast.
-    both = theta.new_empty(*theta.shape[:-1], 2 * theta.shape[-1])
-    for head, angles in enumerate(theta.unbind(1)):
-        torch.cat((angles.cos(), angles.sin()), dim=-1, out=both[:, head])
-    return both
+    return CosineAndSine.apply(theta) if torch.is_grad_enabled() else CosineAndSine.forward(theta)
 
 
 def times(parts: Float[Tensor, "*P N K"], factors: Inexact[Tensor, "*G R"]) -> Float[Tensor, "*C N K"]:
@@ -155,9 +188,7 @@ class FourierRPE(nn.Module):
 
     def importance_weights(self) -> Inexact[Tensor, "*G H R"]:
         """W_k = q_k g(xi_k), real or complex, in units of f."""
-        frequencies, quadrature_weights = self.sampler()
-        with torch.autocast(frequencies.device.type, enabled=False):
-            return quadrature_weights * self.spectrum(frequencies)
+        return self.spectrum.importance_weights(self.sampler)
 
     def amplitudes(self) -> Float[Tensor, "*G H R"]:
         """|W_k|; their sum over k bounds |f|."""
@@ -172,8 +203,8 @@ class FourierRPE(nn.Module):
         """W/a, real or complex, and a."""
         weights = self.importance_weights()
         square = (weights * weights.conj()).real
-        # Twice sqrt instead of a power of 1/4: the inner sum can not reach 0, so both have finite slopes.
-        key_scale = (square + WEIGHT_FLOOR**2).sqrt().sqrt()
+        # The sum can not reach 0, so the power has a finite slope.
+        key_scale = (square + WEIGHT_FLOOR**2) ** 0.25
         return weights / key_scale, key_scale
 
     def _phases(self, points: Tensor) -> Tensor:
@@ -187,7 +218,8 @@ class FourierRPE(nn.Module):
 
     def basis(self, pos: Float[Tensor, "B N X"]) -> Float[Tensor, "B H N K"]:
         """[cos theta, sin theta], K = 2R: the part of both features that depends on positions."""
-        return cosine_and_sine(self._phases(pos)).expand(-1, self.num_heads, -1, -1)
+        basis = cosine_and_sine(self._phases(pos).transpose(0, 1)).transpose(0, 1)
+        return basis.expand(-1, self.num_heads, -1, -1)
 
     def fold(
         self, projection: Float[Tensor, "*P M K"]

@@ -48,6 +48,25 @@ def test_projections_equal_those_of_the_concatenation(vectors):
         torch.testing.assert_close(projection.key(bias), gain * (full_key @ rows[..., -width:].mT) + bias)
 
 
+@pytest.mark.parametrize("num_graphs", [1, 3])
+@pytest.mark.parametrize("per_graph", [False, True])
+@pytest.mark.parametrize("bias_shape", [(1, 1, 1, 1), (1, H, N, 1), (1, H, 1, M), (1, H, N, M)])
+def test_an_affine_sum_is_its_definition_and_leaves_its_arguments(num_graphs, per_graph, bias_shape):
+    """Weights of each graph and of all, and every form of bias, also one of each graph."""
+    torch.manual_seed(0)
+    options = {"dtype": torch.float64}
+    weights = [
+        torch.randn(*((num_graphs,) if per_graph else ()), H, width, M, **options) for width in (D, 2 * R)
+    ]
+    terms = [Term(torch.randn(num_graphs, N, H, w.shape[-2], **options).transpose(1, 2), w) for w in weights]
+    for graphs in {1, num_graphs}:
+        bias = torch.randn(graphs, *bias_shape[1:], **options)
+        before = [bias.clone(), *(x.clone() for term in terms for x in term)]
+        expected = bias + sum(x @ weight for x, weight in terms)
+        torch.testing.assert_close(affine_sum(bias, terms), expected)
+        assert all(map(torch.equal, before, [bias, *(x for term in terms for x in term)]))
+
+
 def test_norms_and_moments_equal_those_of_the_concatenation(vectors):
     query, key, pos, rpe = vectors
     atom_mask = torch.rand(B, N) < 0.6

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 from molflt.nn import rpe as rpe_module
 from molflt.nn.frequencies import FrequencySample, FrequencySampler, GaussianFrequencies
 from molflt.nn.matched_frequencies import MatchedMixtureFrequencies
-from molflt.nn.rpe import WEIGHT_FLOOR, FourierRPE, default_rpe, phases, split_high_low, split_matmul
+from molflt.nn.rpe import (
+    WEIGHT_FLOOR,
+    FourierRPE,
+    cosine_and_sine,
+    default_rpe,
+    phases,
+    split_high_low,
+    split_matmul,
+)
 from molflt.nn.spectra import GaussianBasisSpectrum, GaussianMixtureSpectrum, Spectrum
 
 HEADS, FREQUENCIES, GRAPHS, TOKENS, FEATURES = 3, 11, 2, 7, 5
@@ -121,6 +129,21 @@ def test_basis_is_bit_equal_with_and_without_gradients(cached: int, monkeypatch:
     assert with_gradients.requires_grad
     with torch.no_grad():
         assert torch.equal(rpe.basis(pos), with_gradients)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented")
+@pytest.mark.parametrize("cached", [0, 2**20])
+def test_cosine_and_sine_have_all_derivatives(cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backward, twice backward, forward, and of a batch at once."""
+    monkeypatch.setattr(rpe_module, "CACHED_ELEMENTS", cached)
+    theta = 4 * torch.randn(3, 2, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    leaf = theta.clone().requires_grad_()
+    assert torch.autograd.gradcheck(cosine_and_sine, leaf, check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(cosine_and_sine, leaf, check_fwd_over_rev=True)
+    expected = torch.cat((theta.cos(), theta.sin()), dim=-1)
+    assert torch.equal(cosine_and_sine(leaf), expected)
+    mapped = torch.func.vmap(cosine_and_sine, in_dims=1, out_dims=1)(leaf.unsqueeze(2))
+    assert torch.equal(mapped.squeeze(2), expected)
 
 
 @kinds

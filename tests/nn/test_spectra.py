@@ -5,7 +5,17 @@ import math
 import pytest
 import torch
 
+from molflt.nn.frequencies import (
+    GaussianFrequencies,
+    OrthogonalGaussianFrequencies,
+    SobolGaussianFrequencies,
+)
 from molflt.nn.spectra import GaussianBasisSpectrum, GaussianMixtureSpectrum, Spectrum
+
+
+class TwiceTheDensity(GaussianFrequencies):
+    def log_sampling_density(self, frequencies: torch.Tensor) -> torch.Tensor:
+        return super().log_sampling_density(frequencies) + math.log(2)
 
 
 def inverse_transform(spectrum: Spectrum, x: torch.Tensor, largest: float, points: int) -> torch.Tensor:
@@ -29,6 +39,53 @@ def test_closed_form_is_the_inverse_transform_of_the_spectrum(kind: str, dim: in
     x = torch.linspace(-1.5, 2.0, 5 * dim, dtype=torch.float64).view(5, dim)
     expected = inverse_transform(spectrum, x, 1.2, points)
     torch.testing.assert_close(spectrum.closed_form(x), expected, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("sampler", ["gaussian", "orthogonal", "sobol", "per dimension", "a subclass"])
+@pytest.mark.parametrize("dim", [1, 3])
+def test_importance_weights_are_the_spectrum_over_the_density(sampler: str, dim: int) -> None:
+    """Values, and derivatives in every parameter of the spectrum and the sampler."""
+    torch.manual_seed(dim)
+    std = torch.tensor([0.2, 0.5])
+    draws = {
+        "gaussian": lambda: GaussianFrequencies(2, 5, dim, std),
+        "orthogonal": lambda: OrthogonalGaussianFrequencies(2, 5, dim, std),
+        "sobol": lambda: SobolGaussianFrequencies(2, 5, dim, std),
+        "per dimension": lambda: GaussianFrequencies(2, 5, dim, std, per_dimension=True),
+        "a subclass": lambda: TwiceTheDensity(2, 5, dim, std),
+    }[sampler]().double()
+    spectrum = GaussianBasisSpectrum(2, dim, 7).double()
+    parameters = [*spectrum.parameters(), *draws.parameters()]
+    frequencies = draws.frequencies
+    expected = spectrum(frequencies) / (5 * draws.sampling_density(frequencies))
+    weights = spectrum.importance_weights(draws)
+    torch.testing.assert_close(weights, expected, rtol=1e-12, atol=0)
+    cotangent = torch.randn_like(weights)
+    torch.testing.assert_close(
+        torch.autograd.grad(weights, parameters, cotangent),
+        torch.autograd.grad(expected, parameters, cotangent),
+        rtol=1e-10,
+        atol=1e-12,
+    )
+
+
+def test_importance_weights_are_those_of_a_subclass_of_the_spectrum() -> None:
+    class Doubled(GaussianBasisSpectrum):
+        def forward(self, frequencies: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(frequencies)
+
+    spectrum, draws = Doubled(2, 3), GaussianFrequencies(2, 5, 3)
+    expected = 2 * GaussianBasisSpectrum.forward(spectrum, draws.frequencies) * draws().quadrature_weights
+    torch.testing.assert_close(spectrum.importance_weights(draws), expected)
+
+
+def test_importance_weights_are_finite_where_densities_are_not() -> None:
+    spectrum, draws = GaussianBasisSpectrum(2, 3), GaussianFrequencies(2, 5, 3, std=1e-14)
+    assert draws.sampling_density(draws.frequencies).isinf().any()
+    weights = spectrum.importance_weights(draws)
+    assert weights.isfinite().all()
+    # A vanishing std draws all frequencies at the origin, and g/p is next to nothing there.
+    assert weights.abs().max() < 1e-30
 
 
 @pytest.mark.parametrize("dim", [1, 3])
