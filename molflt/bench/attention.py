@@ -1,8 +1,9 @@
 """`molflt bench attention`: FLT beside the Performers and exact softmax, in time, memory and matrix products.
 
-All contenders run in one process on the same inputs, all lengths in turn (`measure.time_alternating`), with
-them one large matrix product, whose rate is the peak that shares refer to. Two modes are measured: `forward`
-without gradients, and `training`, forward and backward to the inputs (positions excepted) and the parameters.
+All contenders run in one process on the same inputs, at all lengths in every round
+(`measure.time_alternating`), with them one large matrix product, whose rate is the peak that shares refer to.
+Two modes are measured: `forward` without gradients, and `training`, forward and backward to the inputs
+(positions excepted) and the parameters.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +21,14 @@ import torch
 from molflt.bench.attention_contenders import AttentionInputs, Contender, make_contenders, make_inputs
 from molflt.bench.attention_results import AttentionBench, Measurement
 from molflt.bench.attention_settings import AttentionBenchSettings, Level, Mode
-from molflt.bench.measure import SquareMatmul, matmul_flops, peak_memory, thread_count, time_alternating
+from molflt.bench.measure import (
+    SquareMatmul,
+    keep_freed_memory,
+    matmul_flops,
+    peak_memory,
+    thread_count,
+    time_alternating,
+)
 from molflt.bench.options import read_options
 from molflt.errors import InputError
 
@@ -164,6 +173,8 @@ def run(arguments: argparse.Namespace) -> int:
         Path(settings.output).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--output {settings.output} can not be made: {error.strerror}") from None
+    if settings.freed_memory == "kept" and not keep_freed_memory():
+        settings = replace(settings, freed_memory="returned")
     with Console(stderr=True).status("starting") as status:
         result = bench_attention(settings, progress=status.update)
     console = Console(width=None if sys.stdout.isatty() else 120)

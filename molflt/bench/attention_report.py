@@ -33,7 +33,7 @@ def print_report(result: AttentionBench, console: Console) -> None:
     console.print(
         f"B={settings.batch_size} H={settings.heads} D={settings.head_dim} M={settings.features} "
         f"R={settings.frequencies}, float32, {settings.device}, {result.threads} CPU threads, "
-        f"{settings.repeats} rounds, {settings.clock} time"
+        f"{settings.repeats} rounds, {settings.clock} time, freed memory {settings.freed_memory}"
     )
     for level in settings.levels:
         for mode in settings.modes:

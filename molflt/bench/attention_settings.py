@@ -55,6 +55,13 @@ class AttentionBenchSettings:
         ("wall", "cpu"),
     )
     threads: int | None = option(None, int, "CPU threads; by default torch's own choice")
+    freed_memory: Literal["kept", "returned"] = option(
+        "kept",
+        str,
+        "kept: what CPU tensors free stays with the process, as on a GPU (where the C library is glibc); "
+        "returned: it goes back to the system, and page faults are part of the time",
+        ("kept", "returned"),
+    )
     device: str = option("cpu", str, "cpu or cuda")
     memory_budget: float = option(
         4.0, float, "GiB of tensors above which a contender of quadratic memory is not run"

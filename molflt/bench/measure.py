@@ -1,14 +1,17 @@
 """Time, peak memory and matrix products of callables, and how they grow with the size of their input.
 
-Timings that are to be compared are taken in rounds: every callable runs once a round, each round starts with
-another one, and ratios are taken round by round. What slows the machine for a while slows all of a round.
+Timings that are to be compared are taken in rounds: every callable runs once a round, in an order that
+changes from round to round, and ratios are taken round by round. What slows the machine for a while slows all
+of a round, and no callable always follows one that leaves it the caches as it wants them.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import math
 import os
+import random
 import statistics
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -22,8 +25,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 Key = TypeVar("Key", bound=Hashable)
 
-SHORTEST_SAMPLE = 0.005
-"""Seconds; shorter calls are repeated within a sample."""
+SHORTEST_SAMPLE = 0.02
+"""Seconds; shorter calls are repeated within a sample, after one that does not count."""
 
 MOST_CALLS = 1000
 """Calls within a sample at most."""
@@ -87,7 +90,7 @@ def time_alternating(
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[int], None] = lambda _: None,
 ) -> dict[Key, list[float]]:
-    """Seconds per call of each callable, a sample a round, all callables in turn within a round.
+    """Seconds per call of each callable, a sample a round, in a random order that is the same in every run.
 
     One call of each comes first and does not count; it sets how many calls make a sample of about
     `SHORTEST_SAMPLE` at least. Python's garbage collector is off meanwhile.
@@ -104,20 +107,37 @@ def time_alternating(
         seconds = time_call(call, device, clock=clock)
         numbers[name] = math.ceil(SHORTEST_SAMPLE / max(seconds, SHORTEST_SAMPLE / MOST_CALLS))
     samples: dict[Key, list[float]] = {name: [] for name in calls}
-    names = list(calls)
+    names, order = list(calls), random.Random(0)
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         for turn in range(rounds):
             progress(turn + 1)
-            first = turn % len(names)
-            for name in names[first:] + names[:first]:
+            order.shuffle(names)
+            for name in names:
+                if numbers[name] > 1:
+                    calls[name]()
                 samples[name].append(time_call(calls[name], device, numbers[name], clock))
     finally:
         if collecting:
             gc.enable()
     return samples
+
+
+def keep_freed_memory() -> bool:
+    """Has the C library keep what tensors free until the process ends; says whether it could (glibc only).
+
+    Otherwise glibc returns large blocks to the system, by rules that depend on all that ran before, and takes
+    them back by page faults. Of attention over 8,192 tokens with gradients that is a quarter of the time, and
+    it differs from round to round more than the contenders do. CUDA's allocator keeps memory likewise.
+    """
+    trim_threshold, most_mapped_blocks = -1, -4
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    return mallopt(trim_threshold, -1) == 1 and mallopt(most_mapped_blocks, 0) == 1
 
 
 def peak_memory(call: Callable[[], object], device: torch.device) -> int:

@@ -221,11 +221,12 @@ def test_the_command_measures_prints_and_writes(tmp_path: Path, capsys: pytest.C
     parser = argparse.ArgumentParser()
     add_options(parser, AttentionBenchSettings)
     words = "--lengths 5,7 --heads 2 --head-dim 3 --features 4 --frequencies 2 --repeats 2"
-    options = ["--clock", "cpu", "--level", "core"]
+    options = ["--clock", "cpu", "--level", "core", "--freed-memory", "returned"]
     output = tmp_path / "new" / "folder"
     arguments = parser.parse_args([*words.split(), *options, "--output", str(output)])
     assert attention.run(arguments) == 0
     printed = capsys.readouterr().out
+    assert "cpu time, freed memory returned" in printed
     assert f"written: {output / 'attention.json'}" in printed
     assert "growth from" not in printed
     read = json.loads((output / "attention.json").read_text())

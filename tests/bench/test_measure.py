@@ -1,6 +1,7 @@
 """Clocks, allocations and operation counts whose true values are known."""
 
 import gc
+import platform
 import subprocess
 import sys
 
@@ -60,25 +61,32 @@ def test_samples_are_seconds_per_call() -> None:
     assert samples == {"a": [0.25, 0.75, 0.125]}
 
 
-def test_all_callables_run_once_a_round_and_each_round_starts_with_another() -> None:
+def test_all_callables_run_once_a_round_in_all_orders() -> None:
     clock = FakeClock()
     calls = {name: lambda name=name: clock.call(name, 1.0) for name in "abc"}
-    time_alternating(calls, 4, CPU, clock)
-    assert "".join(clock.log) == "abc" + "abc" + "bca" + "cab" + "abc"
+    time_alternating(calls, 40, CPU, clock)
+    log = "".join(clock.log)
+    rounds = [log[start : start + 3] for start in range(0, len(log), 3)]
+    assert rounds[0] == "abc"
+    assert set(rounds[1:]) == {"abc", "acb", "bac", "bca", "cab", "cba"}
+    again = FakeClock()
+    time_alternating({name: lambda name=name: again.call(name, 1.0) for name in "abc"}, 40, CPU, again)
+    assert again.log == clock.log
 
 
-def test_short_calls_are_repeated_within_a_sample() -> None:
+def test_short_calls_are_repeated_within_a_sample_after_one_that_does_not_count() -> None:
     clock = FakeClock()
-    calls = {"short": lambda: clock.call("short", measure.SHORTEST_SAMPLE / 2.5)}
-    samples = time_alternating(calls, 2, CPU, clock)
-    assert len(clock.log) == 1 + 2 * 3
-    assert samples["short"] == pytest.approx([measure.SHORTEST_SAMPLE / 2.5] * 2, rel=1e-12)
+    short = measure.SHORTEST_SAMPLE / 2.5
+    durations = iter([short, 9.0, short, short, short, 7.0, short, short, short])
+    samples = time_alternating({"short": lambda: clock.call("short", next(durations))}, 2, CPU, clock)
+    assert len(clock.log) == 1 + 2 * (1 + 3)
+    assert samples["short"] == pytest.approx([short] * 2, rel=1e-12)
 
 
 def test_a_call_that_takes_no_time_is_repeated_a_bounded_number_of_times() -> None:
     clock = FakeClock()
     time_alternating({"instant": lambda: clock.call("instant", 0.0)}, 1, CPU, clock)
-    assert len(clock.log) == 1 + measure.MOST_CALLS
+    assert len(clock.log) == 1 + 1 + measure.MOST_CALLS
 
 
 def test_garbage_collection_is_off_while_timing_and_on_again_after_an_error() -> None:
@@ -192,6 +200,27 @@ print(grown, peak_memory(lambda: call(30_000_000), torch.device("cpu")))
     assert peak == pytest.approx(3 * 30 * MILLION_FLOATS, rel=1e-3)
     assert grown == pytest.approx(peak, rel=0.05)
     assert done.stderr == ""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc alone")
+def test_freed_memory_stays_with_the_process() -> None:
+    program = """
+import torch
+from molflt.bench.measure import keep_freed_memory
+def resident():
+    with open("/proc/self/status") as file:
+        return 1024 * next(int(line.split()[1]) for line in file if line.startswith("VmRSS:"))
+def grown():
+    before = resident()
+    torch.ones(30_000_000)
+    return resident() - before
+print(grown(), keep_freed_memory(), grown())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    returned, could, kept = done.stdout.split()
+    assert int(returned) < 30 * MILLION_FLOATS / 10
+    assert could == "True"
+    assert int(kept) == pytest.approx(30 * MILLION_FLOATS, rel=0.1)
 
 
 def test_matrix_products_count_two_operations_per_multiply_add() -> None:
