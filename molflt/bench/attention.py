@@ -33,7 +33,9 @@ from molflt.bench.options import read_options
 from molflt.errors import InputError
 
 MATMUL_SIZE = 1536
-PROBE_LENGTHS = (128, 256)
+PROBE_LENGTHS = (512, 1024)
+"""Where N x N tensors outweigh the gradients of a layer's weights, which do not grow with N."""
+
 GIB = 2**30
 
 

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from molflt.bench.attention_contenders import (
 )
 from molflt.bench.attention_report import print_report, to_dict, write_report
 from molflt.bench.attention_results import AttentionBench
-from molflt.bench.attention_settings import AttentionBenchSettings
+from molflt.bench.attention_settings import AttentionBenchSettings, Level
 from molflt.bench.measure import peak_memory
 from molflt.bench.options import add_options
 from molflt.errors import InputError
@@ -133,17 +134,19 @@ def test_the_predicted_peak_continues_a_parabola_through_zero() -> None:
     assert predicted_peak([peak(n) for n in PROBE_LENGTHS], 32768) == pytest.approx(peak(32768), rel=1e-12)
 
 
-def test_the_predicted_peak_of_softmax_is_its_measured_one() -> None:
-    settings = AttentionBenchSettings(heads=3, head_dim=5, features=2, frequencies=2)
+@pytest.mark.parametrize("level", ["core", "layer"])
+@pytest.mark.parametrize("mode", ["forward", "train"])
+def test_the_predicted_peak_of_softmax_is_its_measured_one(level: Level, mode: str) -> None:
+    settings = AttentionBenchSettings(heads=6, head_dim=64, features=2, frequencies=2)
     device = torch.device("cpu")
-    found = next(c for c in make_contenders(settings, "core").present if c.quadratic)
+    found = next(c for c in make_contenders(settings, level).present if c.quadratic)
     peaks = {}
-    for length in (*PROBE_LENGTHS, 769):
-        inputs = make_inputs(settings, "core", length)
-        found.train(inputs)
-        peaks[length] = peak_memory(lambda: found.train(inputs), device)  # noqa: B023
-    predicted = predicted_peak([peaks[n] for n in PROBE_LENGTHS], 769)
-    assert predicted == pytest.approx(peaks[769], rel=0.05)
+    for length in (*PROBE_LENGTHS, 1537):
+        call = partial(getattr(found, mode), make_inputs(settings, level, length))
+        call()
+        peaks[length] = peak_memory(call, device)
+    predicted = predicted_peak([peaks[n] for n in PROBE_LENGTHS], 1537)
+    assert predicted == pytest.approx(peaks[1537], rel=0.05)
 
 
 def test_the_number_of_threads_is_the_one_asked_for(result: AttentionBench) -> None:
