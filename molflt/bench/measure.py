@@ -93,7 +93,8 @@ def time_alternating(
     """Seconds per call of each callable, a sample a round, in a random order that is the same in every run.
 
     One call of each comes first and does not count; it sets how many calls make a sample of about
-    `SHORTEST_SAMPLE` at least. Python's garbage collector is off meanwhile.
+    `SHORTEST_SAMPLE` at least. Samples of several calls begin with one more that does not count. Python's
+    garbage collector is off meanwhile.
 
     Args:
         calls: what to time.

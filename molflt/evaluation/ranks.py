@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -53,10 +53,14 @@ def joined_processes() -> Iterator[int]:
 @contextmanager
 def _stdout_on_stderr() -> Iterator[None]:
     """Sends to stderr what libraries write to stdout: before torch 2.11, gloo that it is connected."""
+    if sys.stdout is None:
+        yield
+        return
     sys.stdout.flush()
     stdout = os.dup(1)
-    os.dup2(2, 1)
     try:
+        with suppress(OSError):
+            os.dup2(2, 1)
         yield
     finally:
         os.dup2(stdout, 1)

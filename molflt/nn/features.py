@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -30,11 +30,11 @@ from molflt.nn.causal import (
     exponential_causal_features,
     plain_causal_features,
 )
-from molflt.nn.functional import append_ones, exp_, heads_first, linear_sums, modulated_linear_sums
+from molflt.nn.functional import append_ones, exp_, linear_sums, modulated_linear_sums
 from molflt.nn.operands import Projection
 
 BLOCK_ELEMENTS = 2**18
-"""Features that each thread of a CPU computes at a time: 1 MiB of float32, which caches hold."""
+"""Features that each thread of a CPU computes at a time, about: 1 MiB of float32, which caches hold."""
 
 
 class Modulations(NamedTuple):
@@ -120,9 +120,7 @@ class StabilisedFeatures(NamedTuple):
 
     def attend(self, value: Float[Tensor, "B H N D"]) -> Float[Tensor, "B H N D"]:
         """Attention over all real tokens."""
-        query, key, key_sum, value = heads_first(*self, value)
-        out = query @ ((key.transpose(-1, -2) @ value) / key_sum.transpose(-1, -2))
-        return out.transpose(0, 1)
+        return self.query @ ((self.key.transpose(-1, -2) @ value) / self.key_sum.transpose(-1, -2))
 
 
 @dataclass(frozen=True)
@@ -151,21 +149,31 @@ class LogFeatures(Features):
         bias = ceiling + key_sum.log()
         if self.query_bias is not None:
             bias = bias + self.query_bias
-        # Heads first: softmax copies what does not lie in memory in the order of its dimensions.
-        query = self.projection.query(bias).transpose(0, 1).softmax(-1).transpose(0, 1)
-        return StabilisedFeatures(query, key, key_sum)
+        return StabilisedFeatures(self.projection.query(bias).softmax(-1), key, key_sum)
 
     def attend(self, value: Float[Tensor, "B H N D"], modulations: Modulations | None) -> Sums:
         if modulations is None:
             parts = self.split(value, None)
-            return Sums(join_heads((part.evaluate().attend(v) for part, v, _ in parts), value), None)
+            return Sums(join_heads((part.attend_at_once(v) for part, v, _ in parts), value), None)
         value = append_ones(value)
         blocks = []
         for part, v, factors in self.split(value, modulations):
             query, key, key_sum = part.evaluate()
-            sums = modulated_linear_sums(*heads_first(query, key / key_sum, v, *factors))
-            blocks.append(sums.transpose(0, 1))
+            blocks.append(modulated_linear_sums(query, key / key_sum, v, *factors))
         return split_ones(torch.cat(blocks, dim=1))
+
+    def attend_at_once(self, value: Float[Tensor, "B H N D"]) -> Float[Tensor, "B H N D"]:
+        """Attention over all real tokens, without blocks."""
+        if not self.projection.shares_weights:
+            return self.evaluate().attend(value)
+        bias = None if self.query_bias is None else self.query_bias.transpose(0, 1)
+        heads_first = replace(
+            self,
+            projection=self.projection.with_heads_first(),
+            key_bias=self.key_bias.transpose(0, 1),
+            query_bias=bias,
+        )
+        return heads_first.evaluate().attend(value.transpose(0, 1)).transpose(0, 1)
 
     def attend_causal(
         self, value: Float[Tensor, "B H N D"], modulations: Modulations | None, chunk_size: int

@@ -273,10 +273,16 @@ class SobolGaussianFrequencies(GaussianFrequencies):
         return sobol_gaussian_noise(self.num_heads, self.num_frequencies, self.position_dim, generator)
 
 
+def is_exactly(module: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Whether a module is of one of these classes, no subclass, and without hooks: what calling it computes
+    is known."""
+    return type(module) in kinds and not (module._forward_hooks or module._forward_pre_hooks)
+
+
 def is_isotropic_gaussian(sampler: FrequencySampler) -> TypeGuard[GaussianFrequencies]:
     """Whether the frequencies of each head are from one Gaussian of one std; never of a user's own sampler,
     which may have another density."""
     if not isinstance(sampler, GaussianFrequencies):
         return False
     kinds = (GaussianFrequencies, OrthogonalGaussianFrequencies, SobolGaussianFrequencies)
-    return type(sampler) in kinds and sampler.raw_std.shape[-1] == 1
+    return is_exactly(sampler, *kinds) and sampler.raw_std.shape[-1] == 1

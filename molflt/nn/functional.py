@@ -73,12 +73,6 @@ def linear_attention(
     return normalize(*linear_sums(query_features, key_features, mask_rows(value, atom_mask)), eps)
 
 
-def heads_first(*tensors: Float[Tensor, "B H ..."]) -> tuple[Float[Tensor, "H B ..."], ...]:
-    """Views in the order in which features of several graphs lie in memory (`operands.affine_sum`), so that
-    batched products need not copy them."""
-    return tuple(tensor.transpose(0, 1) for tensor in tensors)
-
-
 def linear_sums(
     query_features: Float[Tensor, "B H N M"],
     key_features: Float[Tensor, "B H N M"],

@@ -100,8 +100,9 @@ class GaussianComponents(nn.Module):
     ) -> Float[Tensor, "H R T"]:
         """N(xi; 0, sigma_t^2) / N(xi; 0, std^2) at xi = std noise, for components without means.
 
-        One exponential instead of one for either density, neither of which has to be in the range of numbers.
+        One exponential instead of two; neither density has to be in the range of numbers.
         """
+        assert self.mean is None
         log_ratio = log_std - self.raw_std
         square = noise.square().sum(-1, keepdim=True)
         peak, curvature = self.position_dim * log_ratio, torch.expm1(2 * log_ratio)

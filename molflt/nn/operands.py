@@ -27,22 +27,28 @@ class Term(NamedTuple):
 
 
 def affine_sum(bias: Float[Tensor, "#B #H #N #M"], terms: Sequence[Term]) -> Float[Tensor, "B H N M"]:
-    """`bias` plus the matrix products of all terms, accumulated in one tensor.
-
-    Where graphs share the weights, a product is over the tokens of all of them, and the result lies in memory
-    as `[H, B, N, M]`: neither are weights repeated for each graph nor queries and keys copied.
-    """
+    """`bias` plus the matrix products of all terms, accumulated in one tensor."""
     num_graphs, num_heads, num_tokens = terms[0].x.shape[:3]
-    bias = bias.expand(num_graphs, num_heads, num_tokens, -1)
-    if all(weight.ndim == 3 for _, weight in terms):
-        flat = [(x.transpose(0, 1).flatten(1, 2), weight) for x, weight in terms]
-        total = sum_of_products(bias.transpose(0, 1).flatten(1, 2), flat)
-        return total.unflatten(1, (num_graphs, num_tokens)).transpose(0, 1)
-    flat = [
+    bias = bias.expand(num_graphs, num_heads, num_tokens, -1).flatten(0, 1)
+    factors = [
         (x.flatten(0, 1), weight.expand(num_graphs, num_heads, *weight.shape[-2:]).flatten(0, 1))
         for x, weight in terms
     ]
-    return sum_of_products(bias.flatten(0, 1), flat).unflatten(0, (num_graphs, num_heads))
+    return sum_of_products(bias, factors).unflatten(0, (num_graphs, num_heads))
+
+
+def heads_first_affine_sum(
+    bias: Float[Tensor, "#H #B #N #M"], terms: Sequence[Term]
+) -> Float[Tensor, "H B N M"]:
+    """`affine_sum` for x `[H, B, N, E]` and weights `[H, E, M]` of all graphs: one product per head.
+
+    Weights are not repeated for each graph, nor is x copied that is `[B, N, H, E]` in memory, as linear
+    layers lay it out.
+    """
+    num_heads, num_graphs, num_tokens = terms[0].x.shape[:3]
+    bias = bias.expand(num_heads, num_graphs, num_tokens, -1).flatten(1, 2)
+    factors = [(x.flatten(1, 2), weight) for x, weight in terms]
+    return sum_of_products(bias, factors).unflatten(1, (num_graphs, num_tokens))
 
 
 def sum_of_products(
@@ -56,18 +62,34 @@ def sum_of_products(
 
 
 class Projection(NamedTuple):
-    """W q^ and W k^, each as a sum of matrix products still to be done."""
+    """W q^ and W k^, each as a sum of matrix products still to be done.
+
+    Attributes:
+        query_terms, key_terms: the products.
+        heads_first: whether x of the terms, biases and results are `[H, B, ...]` instead of `[B, H, ...]`.
+    """
 
     query_terms: Sequence[Term]
     key_terms: Sequence[Term]
+    heads_first: bool = False
 
     def query(self, bias: Float[Tensor, "#B #H #N #M"]) -> Float[Tensor, "B H N M"]:
         """W q^ + bias, a new tensor."""
-        return affine_sum(bias, self.query_terms)
+        return (heads_first_affine_sum if self.heads_first else affine_sum)(bias, self.query_terms)
 
     def key(self, bias: Float[Tensor, "#B #H #N #M"]) -> Float[Tensor, "B H N M"]:
         """W k^ + bias, a new tensor."""
-        return affine_sum(bias, self.key_terms)
+        return (heads_first_affine_sum if self.heads_first else affine_sum)(bias, self.key_terms)
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether all graphs have the same weights."""
+        return all(weight.ndim == 3 for _, weight in (*self.query_terms, *self.key_terms))
+
+    def with_heads_first(self) -> Projection:
+        """The same with heads before graphs; only where graphs share weights."""
+        query, key = ([Term(x.transpose(0, 1), w) for x, w in terms] for terms in self[:2])
+        return Projection(query, key, heads_first=True)
 
     @property
     def num_features(self) -> int:
@@ -76,14 +98,15 @@ class Projection(NamedTuple):
 
     def split(self, num_heads: int) -> list[Projection]:
         """The projection, `num_heads` heads at a time: by split, whose gradient concatenates, not adds."""
-        # A tensor in terms of both sides is split once, so that its gradients add up part by part.
+        # An x in terms of both sides is split once, so that its gradients add up part by part.
         parts = {id(x): x.split(num_heads, dim=1) for x, _ in (*self.query_terms, *self.key_terms)}
 
         def split_terms(terms: Sequence[Term]) -> Iterable[tuple[Term, ...]]:
-            blocks = [map(Term, parts[id(x)], weight.split(num_heads, dim=-3)) for x, weight in terms]
-            return zip(*blocks, strict=True)
+            split = [zip(parts[id(x)], w.split(num_heads, dim=-3), strict=True) for x, w in terms]
+            return zip(*([Term(*pair) for pair in pairs] for pairs in split), strict=True)
 
-        return list(map(Projection, split_terms(self.query_terms), split_terms(self.key_terms)))
+        queries, keys = split_terms(self.query_terms), split_terms(self.key_terms)
+        return [Projection(query, key) for query, key in zip(queries, keys, strict=True)]
 
     def scaled(self, gain: Float[Tensor, "#B #H 1 1"]) -> Projection:
         """The projection of gain q^ and gain k^."""

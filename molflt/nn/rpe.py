@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Inexact
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from molflt.nn.frequencies import FrequencySampler, GaussianFrequencies
 from molflt.nn.spectra import GaussianBasisSpectrum, Spectrum
@@ -87,16 +88,17 @@ class CosineAndSine(torch.autograd.Function):
     def forward(theta: Tensor) -> Tensor:
         if theta.numel() < CACHED_ELEMENTS or theta.device.type != "cpu":
             return torch.cat((theta.cos(), theta.sin()), dim=-1)
-        # A head at a time, whose cosines and sines stay in cache: for long inputs twice as fast.
-        both = theta.new_empty(*theta.shape[:-1], 2 * theta.shape[-1])
-        for head, angles in enumerate(theta):
-            both[head] = torch.cat((angles.cos(), angles.sin()), dim=-1)
-        return both
+        # Some rows at a time, whose cosines and sines stay in cache.
+        rows = theta.flatten(0, -2)
+        both = rows.new_empty(len(rows), 2 * rows.shape[-1])
+        size = max(1, CACHED_ELEMENTS // (8 * rows.shape[-1]))
+        for part, angles in zip(both.split(size), rows.split(size), strict=True):
+            part.copy_(torch.cat((angles.cos(), angles.sin()), dim=-1))
+        return both.unflatten(0, theta.shape[:-1])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
         ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
@@ -104,17 +106,17 @@ class CosineAndSine(torch.autograd.Function):
         along_cosine, along_sine = grad_outputs[0].chunk(2, dim=-1)
         return torch.addcmul(cosine * along_sine, sine, along_cosine, value=-1)
 
-    @staticmethod
-    def jvp(ctx: Any, *grad_inputs: Tensor) -> Tensor:
-        cosine, sine = ctx.saved_tensors[0].chunk(2, dim=-1)
-        return torch.cat((-sine * grad_inputs[0], cosine * grad_inputs[0]), dim=-1)
 
-
-def cosine_and_sine(theta: Float[Tensor, "H B N R"]) -> Float[Tensor, "H B N 2*R"]:
-    """[cos theta, sin theta]."""
-    if torch.compiler.is_compiling():
+def cosine_and_sine(theta: Float[Tensor, "B H N R"]) -> Float[Tensor, "B H N 2*R"]:
+    """[cos theta, sin theta], with graphs or with heads first in memory, as theta is."""
+    # Traces can not hold the function, and forward mode does not differentiate it more than once.
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+    if traced or forward_ad._current_level >= 0:
         return torch.cat((theta.cos(), theta.sin()), dim=-1)
-    return CosineAndSine.apply(theta) if torch.is_grad_enabled() else CosineAndSine.forward(theta)
+    function = CosineAndSine.apply if torch.is_grad_enabled() else CosineAndSine.forward
+    if theta.is_contiguous():
+        return function(theta)
+    return function(theta.transpose(0, 1)).transpose(0, 1)
 
 
 def times(parts: Float[Tensor, "*P N K"], factors: Inexact[Tensor, "*G R"]) -> Float[Tensor, "*C N K"]:
@@ -218,8 +220,7 @@ class FourierRPE(nn.Module):
 
     def basis(self, pos: Float[Tensor, "B N X"]) -> Float[Tensor, "B H N K"]:
         """[cos theta, sin theta], K = 2R: the part of both features that depends on positions."""
-        basis = cosine_and_sine(self._phases(pos).transpose(0, 1)).transpose(0, 1)
-        return basis.expand(-1, self.num_heads, -1, -1)
+        return cosine_and_sine(self._phases(pos)).expand(-1, self.num_heads, -1, -1)
 
     def fold(
         self, projection: Float[Tensor, "*P M K"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from molflt.nn.frequencies import GaussianFrequencies
-from molflt.nn.operands import FourierOperands, Operands, Term, affine_sum, token_mean
+from molflt.nn.operands import FourierOperands, Operands, Projection, Term, affine_sum, token_mean
 from molflt.nn.rpe import FourierRPE
 from molflt.nn.spectra import GaussianMixtureSpectrum
 
@@ -52,18 +52,23 @@ def test_projections_equal_those_of_the_concatenation(vectors):
 @pytest.mark.parametrize("per_graph", [False, True])
 @pytest.mark.parametrize("bias_shape", [(1, 1, 1, 1), (1, H, N, 1), (1, H, 1, M), (1, H, N, M)])
 def test_an_affine_sum_is_its_definition_and_leaves_its_arguments(num_graphs, per_graph, bias_shape):
-    """Weights of each graph and of all, and every form of bias, also one of each graph."""
+    """Weights of each graph and of all, every form of bias, also one of each graph, and heads first."""
     torch.manual_seed(0)
     options = {"dtype": torch.float64}
     weights = [
         torch.randn(*((num_graphs,) if per_graph else ()), H, width, M, **options) for width in (D, 2 * R)
     ]
     terms = [Term(torch.randn(num_graphs, N, H, w.shape[-2], **options).transpose(1, 2), w) for w in weights]
+    projection = Projection(terms, terms[:1])
+    assert projection.shares_weights == (not per_graph)
     for graphs in {1, num_graphs}:
         bias = torch.randn(graphs, *bias_shape[1:], **options)
         before = [bias.clone(), *(x.clone() for term in terms for x in term)]
         expected = bias + sum(x @ weight for x, weight in terms)
-        torch.testing.assert_close(affine_sum(bias, terms), expected)
+        torch.testing.assert_close(projection.query(bias), expected)
+        if not per_graph:
+            turned = projection.with_heads_first().query(bias.transpose(0, 1))
+            torch.testing.assert_close(turned.transpose(0, 1), expected)
         assert all(map(torch.equal, before, [bias, *(x for term in terms for x in term)]))
 
 

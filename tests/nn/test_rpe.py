@@ -134,16 +134,27 @@ def test_basis_is_bit_equal_with_and_without_gradients(cached: int, monkeypatch:
 @pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented")
 @pytest.mark.parametrize("cached", [0, 2**20])
 def test_cosine_and_sine_have_all_derivatives(cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Backward, twice backward, forward, and of a batch at once."""
+    """Backward, forward, any two of them, and of a batch at once; in either order in memory."""
     monkeypatch.setattr(rpe_module, "CACHED_ELEMENTS", cached)
-    theta = 4 * torch.randn(3, 2, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    leaf = theta.clone().requires_grad_()
-    assert torch.autograd.gradcheck(cosine_and_sine, leaf, check_forward_ad=True, check_batched_grad=True)
-    assert torch.autograd.gradgradcheck(cosine_and_sine, leaf, check_fwd_over_rev=True)
-    expected = torch.cat((theta.cos(), theta.sin()), dim=-1)
-    assert torch.equal(cosine_and_sine(leaf), expected)
-    mapped = torch.func.vmap(cosine_and_sine, in_dims=1, out_dims=1)(leaf.unsqueeze(2))
-    assert torch.equal(mapped.squeeze(2), expected)
+    heads_first = 4 * torch.randn(3, 2, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for theta in (heads_first, heads_first.transpose(0, 1)):
+        leaf = theta.detach().requires_grad_()
+        assert torch.autograd.gradcheck(cosine_and_sine, leaf, check_forward_ad=True, check_batched_grad=True)
+        assert torch.autograd.gradgradcheck(cosine_and_sine, leaf, check_fwd_over_rev=True)
+        expected = torch.cat((theta.cos(), theta.sin()), dim=-1)
+        assert torch.equal(cosine_and_sine(leaf), expected)
+        mapped = torch.func.vmap(cosine_and_sine, in_dims=1, out_dims=1)(leaf.unsqueeze(2))
+        assert torch.equal(mapped.squeeze(2), expected)
+    point = torch.tensor(0.7, dtype=torch.float64)
+
+    def waves(x: Tensor) -> Tensor:
+        return cosine_and_sine(x.expand(2, 1, 1, 1)).sum((0, 1, 2))
+
+    for outer in (torch.func.jacfwd, torch.func.jacrev):
+        for inner in (torch.func.jacfwd, torch.func.jacrev):
+            torch.testing.assert_close(outer(inner(waves))(point), -waves(point))
+            third = outer(inner(torch.func.jacrev(waves)))(point)
+            torch.testing.assert_close(third, 2 * torch.stack([point.sin(), -point.cos()]))
 
 
 @kinds

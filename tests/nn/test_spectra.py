@@ -4,12 +4,14 @@ import math
 
 import pytest
 import torch
+from torch.nn.utils import prune
 
 from molflt.nn.frequencies import (
     GaussianFrequencies,
     OrthogonalGaussianFrequencies,
     SobolGaussianFrequencies,
 )
+from molflt.nn.gaussian_components import GaussianComponents
 from molflt.nn.spectra import GaussianBasisSpectrum, GaussianMixtureSpectrum, Spectrum
 
 
@@ -69,14 +71,35 @@ def test_importance_weights_are_the_spectrum_over_the_density(sampler: str, dim:
     )
 
 
-def test_importance_weights_are_those_of_a_subclass_of_the_spectrum() -> None:
+def test_importance_weights_heed_subclasses_hooks_and_other_components() -> None:
     class Doubled(GaussianBasisSpectrum):
         def forward(self, frequencies: torch.Tensor) -> torch.Tensor:
             return 2 * super().forward(frequencies)
 
-    spectrum, draws = Doubled(2, 3), GaussianFrequencies(2, 5, 3)
-    expected = 2 * GaussianBasisSpectrum.forward(spectrum, draws.frequencies) * draws().quadrature_weights
-    torch.testing.assert_close(spectrum.importance_weights(draws), expected)
+    class Tripled(GaussianComponents):
+        def forward(self, frequencies: torch.Tensor) -> torch.Tensor:
+            return 3 * super().forward(frequencies)
+
+    torch.manual_seed(0)
+    std = torch.full((2, 32), 0.2)
+    draws = GaussianFrequencies(2, 5, 3)
+    tripled, shifted = GaussianBasisSpectrum(2, 3), GaussianBasisSpectrum(2, 3)
+    tripled.components = Tripled(std, 3)
+    shifted.components = GaussianComponents(std, 3, mean=torch.randn(2, 32, 3))
+    pruned = prune.random_unstructured(GaussianBasisSpectrum(2, 3), "amplitude", 0.5)
+    for spectrum in (Doubled(2, 3), tripled, shifted, pruned):
+        frequencies, quadrature_weights = draws()
+        expected = spectrum(frequencies) * quadrature_weights
+        torch.testing.assert_close(spectrum.importance_weights(draws), expected)
+    seen: list[str] = []
+    plain = GaussianBasisSpectrum(2, 3)
+    for name, module in (("sampler", draws), ("components", plain.components), ("spectrum", plain)):
+        module.register_forward_hook(lambda *_, name=name: seen.append(name))
+    plain.importance_weights(draws)
+    assert seen == ["sampler", "components", "spectrum"]
+    # A parameter that a hook makes anew for each call is trained more than once.
+    for _ in range(2):
+        pruned.importance_weights(draws).sum().backward()
 
 
 def test_importance_weights_are_finite_where_densities_are_not() -> None:
