@@ -22,7 +22,7 @@ from molflt.nn.causal import CHUNK_SIZE
 from molflt.nn.couplings import AdditiveCoupling, Coupling, NoCoupling
 from molflt.nn.feature_maps import FeatureMap, PositiveRandomFeatures
 from molflt.nn.functional import EPSILON, normalize, softmax_attention
-from molflt.nn.multihead import MultiHeadAttention, zero_padding
+from molflt.nn.multihead import RPE_REMEDY, MultiHeadAttention, require_kind, zero_padding
 from molflt.nn.rpe import FourierRPE, default_rpe
 
 
@@ -115,6 +115,7 @@ class FLTAttention(MultiHeadAttention):
     `MultiplicativeCoupling`, bring it closer.
 
     Raises:
+        TypeError: `rpe`, `feature_map` or `coupling` is of another kind.
         ValueError: `num_heads` does not divide `channels`; `rpe` or `feature_map` has another size; `causal`
             with a feature map that looks ahead; `rpe` with a coupling that uses none; `forward` without
             positions where the coupling needs them, or with arguments whose shapes do not belong together.
@@ -140,6 +141,9 @@ class FLTAttention(MultiHeadAttention):
         bias: bool = True,
         eps: float = EPSILON,
     ) -> None:
+        require_kind("rpe", rpe, FourierRPE, RPE_REMEDY)
+        require_kind("feature_map", feature_map, FeatureMap, "pass one such as PositiveRandomFeatures(64)")
+        require_kind("coupling", coupling, Coupling, "pass one such as AdditiveCoupling()")
         coupling = AdditiveCoupling() if coupling is None else coupling
         if rpe is None and coupling.needs_positions:
             rpe = default_rpe(num_heads, position_dim)
@@ -232,6 +236,7 @@ class SoftmaxAttention(MultiHeadAttention):
             frequencies, the exact twin of the linear layer's f_hat.
 
     Raises:
+        TypeError: `rpe` is no `FourierRPE`.
         ValueError: `num_heads` does not divide `channels`; `rpe` has another size; `forward` without
             positions.
     """
@@ -249,6 +254,7 @@ class SoftmaxAttention(MultiHeadAttention):
         in_channels: int | None = None,
         bias: bool = True,
     ) -> None:
+        require_kind("rpe", rpe, FourierRPE, RPE_REMEDY)
         if rpe is not None and not use_rpe:
             raise ValueError("use_rpe=False leaves the RPE out, got an rpe; pass rpe=None")
         if rpe is None and use_rpe:

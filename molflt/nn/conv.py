@@ -10,15 +10,8 @@ from molflt.nn.causal import CHUNK_SIZE
 from molflt.nn.couplings import Coupling
 from molflt.nn.feature_maps import FeatureMap
 from molflt.nn.functional import EPSILON
-from molflt.nn.packing import dense_layout
+from molflt.nn.packing import check_batch, checked_layout, number_of_graphs
 from molflt.nn.rpe import FourierRPE
-
-
-def check_rows(num_nodes: int, **tensors: Tensor | None) -> None:
-    """Raises ValueError, naming it, for a tensor without one row per node."""
-    for name, rows in tensors.items():
-        if rows is not None and len(rows) != num_nodes:
-            raise ValueError(f"{name} must have one row per node of x, {num_nodes}, got {len(rows)}")
 
 
 class FLTConv(nn.Module):
@@ -55,6 +48,11 @@ class FLTConv(nn.Module):
         eps: float = EPSILON,
     ) -> None:
         super().__init__()
+        if heads < 1 or out_channels < 1 or out_channels % heads != 0:
+            raise ValueError(
+                f"heads must divide out_channels, got heads={heads} and out_channels={out_channels}; choose "
+                "another number of heads"
+            )
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.position_dim = position_dim
@@ -77,6 +75,57 @@ class FLTConv(nn.Module):
         """Initial weights and new random draws."""
         self.attention.reset_parameters()
 
+    def check_inputs(self, x: object, pos: object, batch: object) -> None:
+        """Raises TypeError or ValueError if the arguments of `forward` do not belong together."""
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"x must be a tensor [num_nodes, {self.in_channels}], got {type(x).__name__}; use "
+                "torch.as_tensor(x)"
+            )
+        if x.ndim != 2 or x.shape[-1] != self.in_channels:
+            if x.ndim == 2:
+                remedy = f"make the layer with in_channels={x.shape[-1]}"
+            elif x.ndim == 3:
+                remedy = "for padded graphs use FLTAttention"
+            else:
+                remedy = "pass one row of features for each node"
+            raise ValueError(
+                f"x must have shape [num_nodes, in_channels] = [num_nodes, {self.in_channels}], got "
+                f"{list(x.shape)}; {remedy}"
+            )
+        if pos is not None:
+            self._check_pos(x, pos)
+        elif self.attention.coupling.needs_positions:
+            raise ValueError(
+                f"pos must be given, since {type(self.attention.coupling).__name__} needs positions, got "
+                "None; pass pos, or make the layer with coupling=NoCoupling()"
+            )
+        if batch is not None:
+            check_batch(batch, x.shape[0])
+
+    def _check_pos(self, x: Tensor, pos: object) -> None:
+        if not isinstance(pos, Tensor):
+            raise TypeError(
+                f"pos must be a tensor [num_nodes, {self.position_dim}], got {type(pos).__name__}; use "
+                "torch.as_tensor(pos)"
+            )
+        # Without an RPE nothing reads the coordinates, however many they are.
+        wrong_width = pos.ndim == 2 and pos.shape[1] != self.position_dim and self.attention.rpe is not None
+        if pos.ndim == 2 and pos.shape[0] == x.shape[0] and not wrong_width:
+            return
+        if pos.ndim == 1 and not pos.is_floating_point():
+            remedy = "the arguments are (x, pos, batch): pass a graph index as batch"
+        elif pos.ndim == 1 and self.position_dim == 1:
+            remedy = "use pos.unsqueeze(-1)"
+        elif wrong_width and pos.shape[0] == x.shape[0]:
+            remedy = f"make the layer with position_dim={pos.shape[1]}"
+        else:
+            remedy = "pass one row of coordinates for each row of x"
+        raise ValueError(
+            f"pos must have shape [num_nodes, position_dim] = [{x.shape[0]}, {self.position_dim}], got "
+            f"{list(pos.shape)}; {remedy}"
+        )
+
     def forward(
         self,
         x: Float[Tensor, "A Cin"],
@@ -94,13 +143,19 @@ class FLTConv(nn.Module):
             size: number of graphs, by default the largest index plus one.
             max_nodes: number of nodes that graphs are padded to, by default the largest graph's. With `size`
                 and `max_nodes` given no shape depends on the values of `batch`, as `torch.compile` wants it.
+
+        Raises:
+            TypeError: an argument is no tensor.
+            ValueError: shapes or types do not belong together, a graph index is negative or not below `size`,
+                or a graph has more than `max_nodes` nodes (of these three, compiled code raises a
+                RuntimeError).
         """
-        check_rows(len(x), pos=pos, batch=batch)
+        self.check_inputs(x, pos, batch)
         if batch is None:
             if size not in (None, 1):
                 raise ValueError(f"size must be 1 where batch is None, which is one graph, got {size}")
             return self.attention(x.unsqueeze(0), None if pos is None else pos.unsqueeze(0)).squeeze(0)
-        layout = dense_layout(batch, size, max_nodes)
+        layout = checked_layout(batch, number_of_graphs(batch, size, "size"), max_nodes)
         dense_pos = None if pos is None else layout.pack(pos)
         return layout.unpack(self.attention(layout.pack(x), dense_pos, layout.atom_mask))
 

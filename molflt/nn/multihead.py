@@ -18,6 +18,16 @@ def zero_padding(
     return torch.where(atom_mask.view(*atom_mask.shape, *[1] * (x.ndim - 2)), x, 0.0)
 
 
+RPE_REMEDY = "pass default_rpe(num_heads, position_dim) or FourierRPE(sampler, spectrum)"
+
+
+def require_kind(name: str, value: object, kind: type, remedy: str) -> None:
+    """Raises TypeError if the argument `name` of a constructor is neither None nor an object of `kind`."""
+    if value is not None and not isinstance(value, kind):
+        got = f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__} object"
+        raise TypeError(f"{name} must be a {kind.__name__} object or None, got {got}; {remedy}")
+
+
 class MultiHeadAttention(nn.Module):
     """Projections to queries, keys and values and back: what the linear and the softmax layer share."""
 

@@ -1,7 +1,7 @@
-"""Ragged atoms to padded graphs and back: the one place where `[A, ...]` becomes `[B, N, ...]`.
+"""Ragged nodes to padded graphs and back: the one place where `[A, ...]` becomes `[B, N, ...]`.
 
-Atom a of graph b goes to row n of the padded tensor, where n counts the atoms of graph b that come before a.
-`batch` need not be sorted; within a graph the order of the atoms is kept. Graphs without atoms, in the middle
+Node a of graph b goes to row n of the padded tensor, where n counts the nodes of graph b that come before a.
+`batch` need not be sorted; within a graph the order of the nodes is kept. Graphs without nodes, in the middle
 or at the end, become rows of padding.
 """
 
@@ -16,11 +16,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class DenseLayout:
-    """Where each ragged atom sits in the padded tensor.
+    """Where each ragged node sits in the padded tensor.
 
     Attributes:
-        slot: flat index b * N + n of each atom, `[A]`.
-        atom_mask: true at real atoms, `[B, N]`.
+        slot: flat index b * N + n of each node, `[A]`.
+        atom_mask: true at real nodes, `[B, N]`.
     """
 
     slot: Int[Tensor, "A"]
@@ -33,47 +33,102 @@ class DenseLayout:
         return flat.index_copy(0, self.slot, x).view(num_graphs, num_rows, *x.shape[1:])
 
     def unpack(self, dense: Shaped[Tensor, "B N *feature"]) -> Shaped[Tensor, "A *feature"]:
-        """Ragged form of `dense`, in the order of the atoms that the layout was made for."""
+        """Ragged form of `dense`, in the order of the nodes that the layout was made for."""
         return dense.flatten(0, 1).index_select(0, self.slot)
+
+
+def check_batch(batch: object, num_nodes: int | None = None) -> Tensor:
+    """`batch`, or an error where it is not one int64 graph index per node.
+
+    Args:
+        batch: what was given as such.
+        num_nodes: A; any without it.
+    """
+    if not isinstance(batch, Tensor):
+        kind, got = TypeError, type(batch).__name__
+        remedy = (
+            "use torch.as_tensor(batch)" if hasattr(batch, "__len__") else "pass the graph index of each node"
+        )
+    elif batch.ndim != 1 or (num_nodes is not None and batch.shape[0] != num_nodes):
+        kind, got = ValueError, f"{batch.dtype} of shape {list(batch.shape)}"
+        a_column = batch.ndim == 2 and 1 in batch.shape and num_nodes in (None, batch.numel())
+        remedy = "use batch.flatten()" if a_column else "pass one graph index for each node"
+    elif batch.dtype != torch.int64:
+        kind, got = ValueError, f"{batch.dtype}"
+        remedy = "use batch.long()"
+    else:
+        return batch
+    shape = "num_nodes" if num_nodes is None else num_nodes
+    raise kind(f"batch must be an int64 tensor [{shape}], the graph index of each node, got {got}; {remedy}")
+
+
+def number_of_graphs(batch: Tensor, num_graphs: int | None, name: str) -> int:
+    """`num_graphs`, by default the largest index of `batch` plus one.
+
+    Raises ValueError, which calls `num_graphs` by `name`, for an index that is negative or not below it;
+    under `torch.compile` a RuntimeError when the compiled code runs.
+    """
+    if batch.numel() == 0:
+        return 0 if num_graphs is None else num_graphs
+    if torch.compiler.is_compiling():
+        num_graphs = int(batch.max()) + 1 if num_graphs is None else num_graphs
+        torch.ops.aten._assert_async.msg(
+            batch.ge(0).all(), "batch holds a negative graph index: graph indices begin at 0"
+        )
+        torch.ops.aten._assert_async.msg(
+            batch.lt(num_graphs).all(),
+            f"batch holds a graph index that is not below {name}: pass the number of graphs as {name}",
+        )
+        return num_graphs
+    low, high = torch.stack(torch.aminmax(batch)).tolist()
+    if low < 0:
+        raise ValueError(
+            f"batch must hold graph indices of at least 0, got values from {low} to {high}; graph indices "
+            "begin at 0"
+        )
+    num_graphs = high + 1 if num_graphs is None else num_graphs
+    if high >= num_graphs:
+        raise ValueError(
+            f"batch must hold graph indices in [0, {name}) = [0, {num_graphs}), got values up to {high}; "
+            f"pass the number of graphs as {name}, {high + 1} or more"
+        )
+    return num_graphs
 
 
 def dense_layout(
     batch: Int[Tensor, "A"], batch_size: int | None = None, max_nodes: int | None = None
 ) -> DenseLayout:
-    """Padded positions of ragged atoms.
+    """Padded positions of ragged nodes.
 
     Args:
-        batch: graph index of each atom, in any order.
+        batch: graph index of each node, in any order.
         batch_size: B; by default the largest index plus one. Needed when the last graphs may be empty, and
             under `torch.compile`, where no shape may depend on values.
         max_nodes: N; by default the size of the largest graph.
 
     Raises:
+        TypeError: `batch` is no tensor.
         ValueError: `batch` is no vector of int64; an index of it is negative or not below `batch_size`, or a
-            graph has more than `max_nodes` atoms (under `torch.compile` a RuntimeError when the compiled code
+            graph has more than `max_nodes` nodes (under `torch.compile` a RuntimeError when the compiled code
             runs).
     """
-    if batch.dtype != torch.int64 or batch.ndim != 1:
-        raise ValueError(
-            f"batch must be one int64 graph index per atom, got {batch.dtype} of shape {list(batch.shape)}; "
-            "use batch.long()"
-        )
-    if torch.compiler.is_compiling() or batch.numel() == 0:
-        batch_size = (int(batch.max()) + 1 if batch.numel() > 0 else 0) if batch_size is None else batch_size
-    else:
-        low, high = torch.stack(torch.aminmax(batch)).tolist()
-        batch_size = high + 1 if batch_size is None else batch_size
-        if low < 0 or high >= batch_size:
-            raise ValueError(
-                f"batch must hold graph indices in [0, batch_size) = [0, {batch_size}), got values from "
-                f"{low} to {high}; pass the number of graphs as batch_size"
-            )
+    batch = check_batch(batch)
+    return checked_layout(batch, number_of_graphs(batch, batch_size, "batch_size"), max_nodes)
+
+
+def checked_layout(batch: Int[Tensor, "A"], batch_size: int, max_nodes: int | None) -> DenseLayout:
+    """`dense_layout` of a `batch` that `check_batch` and `number_of_graphs` have passed."""
+    if torch.compiler.is_compiling() and batch.numel() > 0:
+        # Whatever runs before the assertions stays inside memory.
+        batch = batch.clamp(0, batch_size - 1)
     counts = batch.new_zeros(batch_size).index_add(0, batch, torch.ones_like(batch))
     if max_nodes is None:
         max_nodes = int(counts.max()) if batch_size > 0 else 0
     elif torch.compiler.is_compiling():
         fits = counts.le(max_nodes).all()
-        torch.ops.aten._assert_async.msg(fits, "a graph has more atoms than max_nodes")
+        torch.ops.aten._assert_async.msg(
+            fits, "a graph has more nodes than max_nodes: pass a larger max_nodes"
+        )
     elif batch_size > 0 and int(counts.max()) > max_nodes:
         raise ValueError(
             f"max_nodes must be at least the size of the largest graph, {int(counts.max())}, got {max_nodes}"
@@ -94,7 +149,7 @@ def to_dense(
 ) -> tuple[Shaped[Tensor, "B N *feature"], Bool[Tensor, "B N"]]:
     """Padded form of ragged `x` and the mask of its real rows.
 
-    `batch=None` means one graph. To pack several tensors of the same atoms, make a `dense_layout` once and
+    `batch=None` means one graph. To pack several tensors of the same nodes, make a `dense_layout` once and
     call its `pack`. Arguments and errors as in `dense_layout`.
 
     Example:
@@ -120,7 +175,7 @@ def to_ragged(
 ) -> Shaped[Tensor, "A *feature"]:
     """Real rows of `dense`: the inverse of `to_dense`.
 
-    Without `batch` the atoms come graph by graph, which is their original order when `batch` was sorted. With
+    Without `batch` the nodes come graph by graph, which is their original order when `batch` was sorted. With
     the `batch` that `to_dense` was given they come in its order, sorted or not.
     """
     if batch is None:

@@ -4,6 +4,7 @@ import copy
 import itertools
 import math
 
+import jaxtyping
 import pytest
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from molflt.nn.kernel_feature_maps import (
     RFAArcCosineFeatures,
     RFAGaussianFeatures,
 )
-from molflt.nn.rpe import default_rpe
+from molflt.nn.rpe import FourierRPE, default_rpe
 
 B, N, C, H, X = 3, 11, 14, 2, 3
 
@@ -458,3 +459,40 @@ def test_wrong_arguments_are_refused():
         FLTAttention(14, 2)(x)
     with pytest.raises(ValueError, match="SoftmaxAttention needs positions: pass pos"):
         SoftmaxAttention(14, 2)(x)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (
+            "rpe",
+            FourierRPE,
+            r"rpe must be a FourierRPE object or None, got the class FourierRPE; pass default_",
+        ),
+        (
+            "rpe",
+            default_rpe(2, 3).sampler,
+            r"rpe must be .*got GaussianFrequencies object; .*FourierRPE\(sam",
+        ),
+        ("feature_map", PositiveRandomFeatures, "feature_map must be .*got the class PositiveRandomFeatures"),
+        (
+            "feature_map",
+            64,
+            r"feature_map must be .*got int object; pass one such as PositiveRandomFeatures\(",
+        ),
+        (
+            "coupling",
+            "none",
+            r"coupling must be a Coupling.*got str object; pass one such as AdditiveCoupling",
+        ),
+        ("coupling", NoCoupling, "coupling must be .*got the class NoCoupling; pass one"),
+    ],
+)
+def test_arguments_of_a_wrong_kind_are_refused_at_construction(name, value, message):
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        for layer in (FLTAttention, SoftmaxAttention) if name == "rpe" else (FLTAttention,):
+            with pytest.raises(TypeError, match=message):
+                layer(14, 2, **{name: value})
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)

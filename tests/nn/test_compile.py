@@ -62,11 +62,18 @@ compiled("conv without batch", conv, [ragged(n, 1)[:2] for n in (5, 11, 31)])
 
 torch._dynamo.reset()
 function = torch.compile(conv, backend="eager", fullgraph=True, dynamic=True)
-try:
-    function(*ragged(23, 3)[:3], 3, 4)
-    results["overflow"] = ""
-except RuntimeError as error:
-    results["overflow"] = str(error)
+x, pos, batch = ragged(23, 3)[:3]
+for name, arguments in {
+    "overflow": (x, pos, batch, 3, 4),
+    "negative": (x, pos, batch - 1, 3, 23),
+    "too large": (x, pos, batch + 1, 3, 23),
+    "far out": (x, pos, 1000 * batch - 500, 3, 23),
+}.items():
+    try:
+        function(*arguments)
+        results[name] = ""
+    except RuntimeError as error:
+        results[name] = str(error)
 
 Dim = torch.export.Dim
 exports = (
@@ -79,6 +86,24 @@ for name, layer, tokens in exports:
     program = torch.export.export(layer, dense(2, 24), dynamic_shapes=dims)
     arguments = dense(5, 136)
     results["export " + name] = (program.module()(*arguments) - layer(*arguments)).abs().max().item()
+
+
+class ConvOfSixGraphs(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = FLTConv(6, 6, heads=2)
+
+    def forward(self, x, pos, batch):
+        return self.conv(x, pos, batch, 6, 16)
+
+
+layer, nodes = ConvOfSixGraphs().eval(), Dim("nodes", max=96)
+for strict in (False, True):
+    inputs = ragged(23, 6)[:3]
+    program = torch.export.export(layer, inputs, dynamic_shapes=({0: nodes},) * 3, strict=strict)
+    arguments = ragged(15, 6)[:3]
+    error = (program.module()(*arguments) - layer(*arguments)).abs().max().item()
+    results["export conv" + (" strict" if strict else "")] = error
 json.dump(results, sys.stdout)
 '''
 
@@ -99,9 +124,15 @@ def test_layers_compile_without_graph_breaks_into_one_graph_for_all_shapes(resul
 
 
 def test_a_compiled_conv_stops_at_a_graph_larger_than_max_nodes(results):
-    assert "more atoms than max_nodes" in results["overflow"]
+    assert "more nodes than max_nodes" in results["overflow"]
 
 
-@pytest.mark.parametrize("name", ["additive", "causal"])
+def test_a_compiled_conv_stops_at_a_graph_index_outside_size(results):
+    assert "batch holds a negative graph index: graph indices begin at 0" in results["negative"]
+    assert "batch holds a graph index that is not below size" in results["too large"]
+    assert "batch holds" in results["far out"]
+
+
+@pytest.mark.parametrize("name", ["additive", "causal", "conv", "conv strict"])
 def test_an_exported_layer_serves_other_shapes(results, name):
     assert results[f"export {name}"] < 1e-6

@@ -1,5 +1,8 @@
 """FLTConv in PyG's conventions."""
 
+from collections.abc import Iterator
+
+import jaxtyping
 import pytest
 import torch
 from torch import nn
@@ -7,7 +10,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GINEConv, Sequential
 
 from molflt.nn.attention import FLTAttention
-from molflt.nn.conv import FLTConv, check_rows
+from molflt.nn.conv import FLTConv
 from molflt.nn.couplings import NoCoupling
 from molflt.nn.feature_maps import PositiveRandomFeatures
 
@@ -73,21 +76,101 @@ def test_no_nodes_give_no_output():
     assert conv(x, pos).shape == (0, COUT)
 
 
-def test_a_graph_index_beyond_size_is_refused():
-    x, pos, batch = make_graphs()
-    with pytest.raises(ValueError, match="pass the number of graphs"):
-        make_conv()(x, pos, batch, size=4)
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """As outside of pytest: no hook looks at shapes and types before the layer does."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
-def test_nodes_positions_and_batch_that_do_not_belong_together_are_refused():
+def test_a_graph_index_outside_size_is_refused():
     x, pos, batch = make_graphs()
     conv = make_conv()
-    with pytest.raises(ValueError, match="batch must have one row per node of x, 23, got 1"):
-        check_rows(len(x), pos=pos, batch=batch[:1])
+    with pytest.raises(ValueError, match=r"\[0, size\) = \[0, 4\).*pass the number of graphs as size, 6 or"):
+        conv(x, pos, batch, size=4)
+    for size in (None, 4, 7):
+        with pytest.raises(ValueError, match="values from -1 to 4; graph indices begin at 0"):
+            conv(x, pos, batch - 1, size=size)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"x": [[1.0]]}, TypeError, r"^x must be a tensor \[num_nodes, 5\], got list; use torch.as_tensor"),
+        (
+            {"x": torch.zeros(23, 4)},
+            ValueError,
+            r"^x must have .*\[num_nodes, 5\].*23, 4\]; .*in_channels=4$",
+        ),
+        ({"x": torch.zeros(1, 23, 5)}, ValueError, "^x must have .*; for padded graphs use FLTAttention$"),
+        ({"x": torch.zeros(5)}, ValueError, r"^x must have .*got \[5\]; pass one row of features for each"),
+        ({"pos": None}, ValueError, "^pos must be given, since AdditiveCoupling needs positions"),
+        (
+            {"pos": [[0.0] * 3] * 23},
+            TypeError,
+            r"^pos must be a tensor \[num_nodes, 3\], got list; use torch",
+        ),
+        ({"pos": torch.zeros(23, 2)}, ValueError, r"^pos must have .*= \[23, 3\].*position_dim=2$"),
+        ({"pos": torch.zeros(22, 3)}, ValueError, r"^pos must have .*22, 3\]; pass one row of coordinates"),
+        (
+            {"pos": torch.zeros(23).long()},
+            ValueError,
+            r"^pos must have .*the arguments are \(x, pos, batch\)",
+        ),
+        ({"batch": [0] * 23}, TypeError, r"^batch must be an int64 tensor \[23\].*; use torch.as_tensor\(b"),
+        ({"batch": 7}, TypeError, "^batch must be .*got int; pass the graph index of each node$"),
+        (
+            {"batch": torch.zeros(23, 1).long()},
+            ValueError,
+            r"^batch must be .*23, 1\]; use batch.flatten\(\)$",
+        ),
+        ({"batch": torch.zeros(23, 3)}, ValueError, "^batch must be .*; pass one graph index for each node$"),
+        (
+            {"batch": torch.zeros(22).int()},
+            ValueError,
+            "^batch must be .*; pass one graph index for each node$",
+        ),
+        (
+            {"batch": torch.zeros(23).int()},
+            ValueError,
+            r"^batch must be .*torch.int32.*; use batch.long\(\)$",
+        ),
+    ],
+)
+def test_arguments_of_a_wrong_kind_are_refused_in_the_words_of_the_layer(unchecked, change, error, message):
+    x, pos, batch = make_graphs()
+    with pytest.raises(error, match=message):
+        make_conv()(**{"x": x, "pos": pos, "batch": batch, **change})
+
+
+def test_positions_on_a_line_need_a_dimension_of_their_own(unchecked):
+    x, pos, batch = make_graphs()
+    with pytest.raises(
+        ValueError, match=r"pos must have .*= \[23, 1\], got \[23\]; use pos.unsqueeze\(-1\)$"
+    ):
+        make_conv(position_dim=1)(x, pos[:, 0], batch)
+
+
+def test_nodes_without_batch_are_one_graph():
+    x, pos, _ = make_graphs()
     with pytest.raises(ValueError, match="size must be 1 where batch is None"):
-        conv(x, pos, size=2)
-    with pytest.raises(ValueError, match=r"batch must be one int64 graph index per atom, got torch.int32"):
-        conv(x, pos, batch.int())
+        make_conv()(x, pos, size=2)
+
+
+def test_a_layer_without_rpe_takes_positions_of_any_width():
+    x, pos, batch = make_graphs()
+    conv = make_conv(coupling=NoCoupling())
+    assert torch.equal(conv(x, pos[:, :2], batch), conv(x, None, batch))
+
+
+def test_options_of_a_wrong_kind_are_refused(unchecked):
+    with pytest.raises(ValueError, match="heads must divide out_channels, got heads=3 and out_channels=14"):
+        FLTConv(5, 14, heads=3)
+    with pytest.raises(
+        TypeError, match="coupling must be a Coupling object or None, got the class NoCoupling"
+    ):
+        FLTConv(5, 14, coupling=NoCoupling)
 
 
 def test_the_causal_layer_follows_the_order_of_nodes_within_each_graph():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from molflt.nn.packing import dense_layout, to_dense, to_ragged
+from molflt.nn.packing import check_batch, dense_layout, to_dense, to_ragged
 
 
 def random_batch(num_nodes: int = 23, num_graphs: int = 7) -> torch.Tensor:
@@ -66,10 +66,24 @@ def test_no_atoms_make_only_padding():
     assert to_dense(torch.zeros(0, 3), torch.zeros(0, dtype=torch.long))[0].shape == (0, 0, 3)
 
 
-@pytest.mark.parametrize("batch", [[0, 1, 3], [0, -1, 1]])
-def test_a_graph_index_outside_the_batch_is_refused(batch):
-    with pytest.raises(ValueError, match=r"batch must hold graph indices in \[0, batch_size\) = \[0, 3\)"):
-        dense_layout(torch.tensor(batch), batch_size=3)
+def test_a_graph_index_outside_the_batch_is_refused():
+    with pytest.raises(ValueError, match=r"\[0, batch_size\) = \[0, 3\).*as batch_size, 4 or more"):
+        dense_layout(torch.tensor([0, 1, 3]), batch_size=3)
+    for batch_size in (None, 3):
+        with pytest.raises(ValueError, match="graph indices begin at 0"):
+            to_dense(torch.zeros(3), torch.tensor([0, -1, 1]), batch_size)
+
+
+def test_only_a_wrong_type_of_the_index_is_mended_by_a_conversion():
+    for batch, remedy in (
+        (torch.zeros(3).int(), r"batch.long\(\)"),
+        (torch.zeros(3, 1), r"batch.flatten\(\)"),
+        (torch.zeros(3, 2), "pass one graph index for each node"),
+    ):
+        with pytest.raises(ValueError, match=rf"batch must be an int64 tensor \[num_nodes\].*; .*{remedy}$"):
+            check_batch(batch)
+    with pytest.raises(TypeError, match=r"got list; use torch.as_tensor\(batch\)"):
+        check_batch([0, 1])
 
 
 def test_a_graph_larger_than_max_nodes_is_refused():
