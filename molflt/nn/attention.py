@@ -176,6 +176,11 @@ class FLTAttention(MultiHeadAttention):
         super().reset_parameters()
         self.feature_map.reset_parameters()
 
+    @property
+    def basis_width(self) -> int | None:
+        """K, width of what `encode_positions` gives: 2R, or None without an RPE."""
+        return None if self.rpe is None else 2 * self.rpe.num_frequencies
+
     def encode_positions(
         self, pos: Float[Tensor, "B N X"] | None, atom_mask: Bool[Tensor, "B N"] | None = None
     ) -> Float[Tensor, "B H N K"] | None:
@@ -204,6 +209,8 @@ class FLTAttention(MultiHeadAttention):
         self.check_inputs(x, pos, atom_mask)
         if positional is None:
             positional = self.encode_positions(pos, atom_mask)
+        else:
+            self.check_positional(positional, x, self.basis_width)
         query, key, value = self.heads(zero_padding(x, atom_mask))
         out = flt_attention(
             query,
@@ -293,6 +300,8 @@ class SoftmaxAttention(MultiHeadAttention):
         self.check_inputs(x, pos, atom_mask)
         if positional is None:
             positional = self.encode_positions(pos, atom_mask)
+        else:
+            self.check_positional(positional, x, x.shape[1])
         if positional is None and self.rpe is not None:
             raise ValueError("SoftmaxAttention needs positions: pass pos (or positional), or use_rpe=False")
         query, key, value = self.heads(zero_padding(x, atom_mask))

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from molflt.nn.attention import FLTAttention, flt_attention
 from molflt.nn.functional import softmax_attention
-from molflt.nn.multihead import zero_padding
+from molflt.nn.matched_frequencies import MatchedMixtureFrequencies
+from molflt.nn.multihead import check_atom_mask, zero_padding
 from molflt.nn.rpe import FourierRPE
+from molflt.nn.spectra import GaussianBasisSpectrum, GaussianMixtureSpectrum
 
 NUM_RADII = 800
 NUM_RANDOM_DIRECTIONS = 32
@@ -37,13 +39,21 @@ def rpe_bias_error(
 ) -> Float[Tensor, "B H"]:
     """Largest |estimate - f| over all pairs of real positions, in units of f (attention logits).
 
-    Raises NotImplementedError where the spectrum has no closed form.
+    0 for a graph without real positions. Raises NotImplementedError where the spectrum has no closed form,
+    and ValueError for shapes that do not belong together.
 
     Args:
         rpe: the encoding.
         pos: positions.
         atom_mask: true at real positions; all are without it.
     """
+    if pos.ndim != 3 or pos.shape[-1] != rpe.position_dim:
+        remedy = "pass pos[None] for one graph" if pos.ndim == 2 else "its last dimension is the RPE's"
+        raise ValueError(f"pos must have shape [B, N, {rpe.position_dim}], got {list(pos.shape)}; {remedy}")
+    if atom_mask is not None:
+        check_atom_mask(atom_mask, pos.shape[:-1])
+    if pos.shape[1] == 0:
+        return pos.new_zeros((pos.shape[0], rpe.num_heads))
     error = (rpe.dense_bias(pos) - rpe.closed_form_bias(pos)).abs()
     if atom_mask is not None:
         pairs = atom_mask.unsqueeze(-1) & atom_mask.unsqueeze(-2)
@@ -64,12 +74,14 @@ def attention_error(
     `exact_bias` under the layer's own frequencies, so what is measured is the feature map's error alone;
     `rpe_bias_error` has the frequencies'. For feature maps of another kernel than exp (ReLU, elu + 1) it is
     the distance from softmax attention and has no reason to be small. 1 is as bad as no output at all.
-    Quadratic in N.
+    Quadratic in N. 0 for a graph without real tokens. Raises ValueError as the layer's `forward` does.
 
     Args:
-        layer: the attention layer.
+        layer: the attention layer. For an `FLTConv` pass `conv.attention`, and one graph as `x[None]` and
+            `pos[None]` (or `to_dense(x, batch)` and so on).
         x, pos, atom_mask: as in its `forward`.
     """
+    layer.check_inputs(x, pos, atom_mask)
     query, key, value = layer.heads(zero_padding(x, atom_mask))
     if pos is not None:
         pos = zero_padding(pos, atom_mask)
@@ -90,7 +102,8 @@ def attention_error(
     exact = softmax_attention(query, key, value, bias, atom_mask, layer.causal)
     if atom_mask is not None:
         out = out.masked_fill(~atom_mask[:, None, :, None], 0.0)
-    return (out - exact).flatten(-2).norm(dim=-1) / exact.flatten(-2).norm(dim=-1)
+    difference = (out - exact).flatten(-2).norm(dim=-1)
+    return torch.where(difference == 0, 0.0, difference / exact.flatten(-2).norm(dim=-1))
 
 
 @torch.no_grad()
@@ -109,9 +122,10 @@ def variance_bound(rpe: FourierRPE) -> Float[Tensor, "H"]:
 
     The supremum is searched in float64 along rays from the spectrum's peaks, as far out as |g| can be
     represented (1e-300). A head counts as unbounded where the largest ratio lies at the outer ends of the
-    rays. (A density that is too thin by less than about 0.5 % passes: its ratio overtakes the peak further
-    out than that.) The first time a head is unbounded for an `rpe`, or above 1e6, which is as bad, an
-    `UnboundedRatioWarning` says so.
+    rays; where the density is the mixture of the spectrum's own T Gaussian components, the ratio tends to a
+    limit out there, and T max|amplitude|, which bounds it everywhere, is given instead. (A density that is
+    too thin by less than about 0.5 % passes: its ratio overtakes the peak further out than that.) The first
+    time a head is unbounded for an `rpe`, or above 1e6, which is as bad, an `UnboundedRatioWarning` says so.
 
     Raises NotImplementedError for samplers without a density (quadrature has no variance: see
     `rpe_bias_error`).
@@ -124,7 +138,8 @@ def variance_bound(rpe: FourierRPE) -> Float[Tensor, "H"]:
     spectrum = exact.spectrum(points).abs()
     log_ratio = spectrum.log() - exact.sampler.log_sampling_density(points)
     log_ratio = log_ratio.masked_fill(spectrum < SMALLEST_SPECTRUM, -torch.inf).view(rays.shape[:-1])
-    bound = log_ratio.amax((-1, -2)).exp().masked_fill(_grows_outward(log_ratio), torch.inf)
+    bound = log_ratio.amax((-1, -2)).exp()
+    bound = torch.where(_grows_outward(log_ratio), _bound_by_components(exact), bound)
     useless = bound > LARGEST_USEFUL_BOUND
     if useless.any() and not rpe.unbounded_ratio_reported:
         rpe.unbounded_ratio_reported = True
@@ -137,6 +152,33 @@ def variance_bound(rpe: FourierRPE) -> Float[Tensor, "H"]:
             stacklevel=2,
         )
     return bound
+
+
+def _bound_by_components(rpe: FourierRPE) -> Float[Tensor, "H"]:
+    """T max_t |a_t| of sum_t a_t N_t over the mean of the same N_t; infinite for other pairs of g and p.
+
+    Towards a limit the ratio moves like exp(r (mu_s - mu_t).u / sigma^2), slowly where means lie close.
+    """
+    spectrum, sampler = rpe.spectrum, rpe.sampler
+    unbounded = sampler.frequencies.new_full((rpe.num_heads,), torch.inf)
+    if type(sampler) is not MatchedMixtureFrequencies:
+        return unbounded
+    if type(spectrum) is not GaussianBasisSpectrum and type(spectrum) is not GaussianMixtureSpectrum:
+        return unbounded
+    ours, theirs = spectrum.components, sampler.components
+    if ours is not theirs and not (_same(ours.raw_std, theirs.raw_std) and _same(ours.mean, theirs.mean)):
+        return unbounded
+    amplitude = spectrum.amplitude.abs()
+    if isinstance(spectrum, GaussianMixtureSpectrum) and spectrum.sine_amplitude is not None:
+        amplitude = torch.hypot(amplitude, spectrum.sine_amplitude)
+    return ours.num_components * amplitude.amax(-1)
+
+
+def _same(ours: Tensor | None, theirs: Tensor | None) -> bool:
+    """Whether two parameters that may be absent hold the same."""
+    if ours is None or theirs is None:
+        return ours is theirs
+    return torch.equal(ours, theirs)
 
 
 def _rays(peaks: Float[Tensor, "H K X"], frequencies: Float[Tensor, "H R X"]) -> Float[Tensor, "H D N X"]:

@@ -200,6 +200,12 @@ class ElementPairFLTAttention(FLTAttention):
             channels, num_heads, rpe=rpe, feature_map=feature_map, coupling=ElementPairCoupling()
         )
 
+    @property
+    def basis_width(self) -> int:
+        """K = 4R."""
+        assert self.rpe is not None
+        return 4 * self.rpe.num_frequencies
+
     def encode_positions(self, pos: Any, atom_mask: Bool[Tensor, "B N"] | None = None) -> Any:
         """`element_basis` `[B, H, N, 4R]` of a geometry."""
         if not isinstance(pos, PeriodicGeometry) or pos.atomic_numbers is None:

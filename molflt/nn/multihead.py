@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from molflt.nn.rpe import FourierRPE
 
+RPE_REMEDY = "pass default_rpe(num_heads, position_dim) or FourierRPE(sampler, spectrum)"
+
 
 def zero_padding(
     x: Shaped[Tensor, "B N *feature"], atom_mask: Bool[Tensor, "B N"] | None
@@ -18,7 +20,13 @@ def zero_padding(
     return torch.where(atom_mask.view(*atom_mask.shape, *[1] * (x.ndim - 2)), x, 0.0)
 
 
-RPE_REMEDY = "pass default_rpe(num_heads, position_dim) or FourierRPE(sampler, spectrum)"
+def check_atom_mask(atom_mask: Tensor, shape: torch.Size) -> None:
+    """Raises ValueError if the mask is not bool or has another shape."""
+    if atom_mask.dtype != torch.bool or atom_mask.shape != shape:
+        raise ValueError(
+            f"atom_mask must be bool of shape {list(shape)}, true at real tokens, got {atom_mask.dtype} of "
+            f"shape {list(atom_mask.shape)}"
+        )
 
 
 def require_kind(name: str, value: object, kind: type, remedy: str) -> None:
@@ -93,13 +101,21 @@ class MultiHeadAttention(nn.Module):
                 f"x must have shape [B, N, {self.in_channels}], got {list(x.shape)}; for ragged nodes use "
                 "FLTConv"
             )
+        weight = self.query.weight if type(self.query) is nn.Linear else x
+        if x.dtype != weight.dtype and not self._autocast_converts(x):
+            raise ValueError(
+                f"x must have the type of the layer's weights, {weight.dtype}, got {x.dtype}; use "
+                f"x.to({weight.dtype})"
+            )
         if pos is not None and pos.shape[:-1] != x.shape[:-1]:
             raise ValueError(f"pos must have a row for each row of x, {list(x.shape)}, got {list(pos.shape)}")
-        if atom_mask is not None and (atom_mask.dtype != torch.bool or atom_mask.shape != x.shape[:-1]):
-            raise ValueError(
-                f"atom_mask must be bool of shape {list(x.shape[:-1])}, true at real tokens, got "
-                f"{atom_mask.dtype} of shape {list(atom_mask.shape)}"
-            )
+        if atom_mask is not None:
+            check_atom_mask(atom_mask, x.shape[:-1])
+
+    @staticmethod
+    def _autocast_converts(x: Tensor) -> bool:
+        reduced = x.dtype in (torch.float16, torch.bfloat16, torch.float32)
+        return reduced and torch.is_autocast_enabled(x.device.type)
 
     def check_position_dim(self, pos: Float[Tensor, "B N X"]) -> None:
         """Raises ValueError if the positions have another dimension than the layer."""
@@ -107,6 +123,19 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(
                 f"pos must have position_dim={self.position_dim} coordinates, got {pos.shape[-1]}; make the "
                 f"layer with position_dim={pos.shape[-1]}"
+            )
+
+    def check_positional(self, positional: Tensor, x: Tensor, width: int | None) -> None:
+        """Raises ValueError if `positional` is not `[B, H, N, width]`; any will do where `width` is None."""
+        if width is None:
+            return
+        fits = positional.ndim == 4 and positional.shape[2:] == (x.shape[1], width)
+        # Graphs or heads may share one encoding.
+        fits = fits and positional.shape[0] in (1, x.shape[0]) and positional.shape[1] in (1, self.num_heads)
+        if not fits:
+            raise ValueError(
+                f"positional must have shape {[x.shape[0], self.num_heads, x.shape[1], width]}, got "
+                f"{list(positional.shape)}; pass encode_positions(pos, atom_mask), or positions as pos"
             )
 
     def merge(

@@ -11,6 +11,7 @@ from torch import nn
 from torch_geometric.nn.attention import PerformerAttention
 
 from molflt.nn.attention import FLTAttention, SoftmaxAttention, flt_attention
+from molflt.nn.conv import FLTConv
 from molflt.nn.couplings import AdditiveCoupling, MultiplicativeCoupling, NoCoupling
 from molflt.nn.feature_maps import HyperbolicRandomFeatures, OptimalPositiveFeatures, PositiveRandomFeatures
 from molflt.nn.kernel_feature_maps import (
@@ -496,3 +497,44 @@ def test_arguments_of_a_wrong_kind_are_refused_at_construction(name, value, mess
                 layer(14, 2, **{name: value})
     finally:
         jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def test_positions_passed_as_their_encoding_are_refused():
+    x, pos = torch.randn(2, 5, 14), torch.randn(2, 5, 3)
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        for layer, shape in ((FLTAttention(14, 2), "2, 2, 5, 32"), (SoftmaxAttention(14, 2), "2, 2, 5, 5")):
+            for wrong in (pos, layer.encode_positions(pos)[..., :4], layer.encode_positions(pos[:, :4])):
+                message = rf"positional must have shape \[{shape}\], got .*; pass encode_positions\(pos, a"
+                with pytest.raises(ValueError, match=message):
+                    layer(x, positional=wrong)
+        # Softmax attention adds one graph's bias to all graphs.
+        shared = layer(x, positional=layer.encode_positions(pos[:1]))
+        torch.testing.assert_close(shared, layer(x, pos[:1].expand(2, -1, -1)), rtol=1e-5, atol=1e-6)
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64])
+def test_features_of_another_type_than_the_weights_are_refused(dtype):
+    x, pos = torch.ones(2, 5, 14).to(dtype), torch.randn(2, 5, 3)
+    message = rf"x must have the type of the layer's weights, torch.float32, got {dtype}; use x.to\(torch"
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        for layer in (FLTAttention(14, 2), SoftmaxAttention(14, 2)):
+            with pytest.raises(ValueError, match=message):
+                layer(x, pos)
+        with pytest.raises(ValueError, match=message):
+            FLTConv(14, 14)(x[0], pos[0])
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("weights", [torch.bfloat16, torch.float32])
+def test_autocast_converts_features_and_weights(dtype, weights):
+    x, pos = torch.randn(2, 5, 14).to(dtype), torch.randn(2, 5, 3)
+    for layer in (FLTAttention(14, 2), SoftmaxAttention(14, 2)):
+        exact = layer(x.float(), pos)
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(layer.to(weights)(x, pos).float(), exact, rtol=0.2, atol=0.1)

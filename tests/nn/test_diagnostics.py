@@ -3,6 +3,7 @@
 import math
 import warnings
 
+import jaxtyping
 import pytest
 import torch
 
@@ -205,6 +206,65 @@ def test_a_mixture_density_bounds_any_amplitudes() -> None:
     components = GaussianComponents(spectrum.components.std.detach(), 3)
     bound = variance_bound(FourierRPE(MatchedMixtureFrequencies(components, 7), spectrum))
     assert (bound <= 7 * spectrum.amplitude.abs().amax(-1) * (1 + 1e-6)).all()
+
+
+@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_matched_ratio_that_still_rises_at_the_outer_ends_is_bounded(seed: int, asymmetric: bool) -> None:
+    """Means much closer than the std: the ratio nears its limit only where |g| is hardly a number."""
+    torch.manual_seed(seed)
+    spectrum = GaussianMixtureSpectrum(4, 2, 3, mean_std=0.002, asymmetric=asymmetric)
+    bound = variance_bound(FourierRPE(MatchedMixtureFrequencies(spectrum.components, 16), spectrum))
+    weight = spectrum.amplitude.abs()
+    if spectrum.sine_amplitude is not None:
+        weight = torch.complex(spectrum.amplitude, spectrum.sine_amplitude).abs()
+    limit = 3 * weight.amax(-1).double()
+    assert (bound <= limit * (1 + 1e-6)).all()
+    assert torch.isclose(bound, limit, rtol=1e-6).any()
+
+
+def test_a_ratio_that_rises_without_limit_is_found_though_the_density_is_a_mixture() -> None:
+    torch.manual_seed(0)
+    spectrum = GaussianMixtureSpectrum(2, 2, 3)
+    narrower = GaussianComponents(
+        0.9 * spectrum.components.std.detach(), 2, spectrum.components.mean.detach()
+    )
+    with pytest.warns(UnboundedRatioWarning, match=r"heads \[0, 1\]"):
+        assert variance_bound(FourierRPE(MatchedMixtureFrequencies(narrower, 16), spectrum)).isinf().all()
+
+
+def test_graphs_without_real_tokens_have_no_error() -> None:
+    layer, x, pos = FLTAttention(12, 3), torch.randn(2, 5, 12), torch.randn(2, 5, 3)
+    assert layer.rpe is not None
+    atom_mask = torch.tensor([[False] * 5, [True] * 5])
+    error = attention_error(layer, x, pos, atom_mask)
+    assert (error[0] == 0).all()
+    assert (error[1] > 0).all()
+    assert (rpe_bias_error(layer.rpe, pos, atom_mask)[0] == 0).all()
+    assert torch.equal(attention_error(layer, x[:, :0], pos[:, :0]), torch.zeros(2, 3))
+    assert torch.equal(rpe_bias_error(layer.rpe, pos[:, :0]), torch.zeros(2, 3))
+
+
+def test_shapes_that_do_not_belong_together_are_refused() -> None:
+    layer, x, pos = FLTAttention(12, 3), torch.randn(2, 5, 12), torch.randn(2, 5, 3)
+    atom_mask = torch.ones(2, 5)
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        with pytest.raises(
+            ValueError, match=r"pos must have shape \[B, N, 3\], got \[5, 3\]; pass pos\[None\]"
+        ):
+            rpe_bias_error(layer.rpe, pos[0])
+        with pytest.raises(ValueError, match=r"pos must have shape \[B, N, 3\], got \[2, 5, 2\]; its last"):
+            rpe_bias_error(layer.rpe, pos[..., :2])
+        for mask in (atom_mask, atom_mask[:, :4].bool()):
+            with pytest.raises(ValueError, match=r"atom_mask must be bool of shape \[2, 5\]"):
+                rpe_bias_error(layer.rpe, pos, mask)
+            with pytest.raises(ValueError, match=r"atom_mask must be bool of shape \[2, 5\]"):
+                attention_error(layer, x, pos, mask)
+        with pytest.raises(ValueError, match=r"x must have shape \[B, N, 12\], got \[5, 12\]"):
+            attention_error(layer, x[0], pos[0])
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
 
 
 COUPLINGS = [AdditiveCoupling(), MultiplicativeCoupling(floor_ratio=0.7), NoCoupling()]
