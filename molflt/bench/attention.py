@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -44,14 +45,20 @@ def bench_attention(
 ) -> AttentionBench:
     """Measures all that the settings ask for.
 
+    On a CPU, `freed_memory="kept"` changes how the process allocates until it ends (`keep_freed_memory`).
+
     Args:
         settings: sizes and conditions.
         progress: receives a line of text before each part.
+
+    Returns:
+        What was found; its settings say what became of freed memory, whatever was asked for.
 
     Raises:
         InputError: the device is not there.
     """
     device = resolve_device(settings.device)
+    settings = replace(settings, freed_memory=_freed_memory(settings, device))
     measurements: list[Measurement] = []
     rates: list[float] = []
     descriptions: dict[str, str] = {}
@@ -65,6 +72,13 @@ def bench_attention(
                 measurements += found
                 rates += found_rates
     return AttentionBench(settings, threads, tuple(measurements), descriptions, absent, tuple(rates))
+
+
+def _freed_memory(settings: AttentionBenchSettings, device: torch.device) -> Literal["kept", "returned"]:
+    """What becomes of freed memory, which is kept from here on where that is asked for and possible."""
+    if device.type == "cuda":  # Its allocator always keeps it.
+        return "kept"
+    return "kept" if settings.freed_memory == "kept" and keep_freed_memory() else "returned"
 
 
 def _measure(
@@ -175,8 +189,6 @@ def run(arguments: argparse.Namespace) -> int:
         Path(settings.output).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--output {settings.output} can not be made: {error.strerror}") from None
-    if settings.freed_memory == "kept" and not keep_freed_memory():
-        settings = replace(settings, freed_memory="returned")
     with Console(stderr=True).status("starting") as status:
         result = bench_attention(settings, progress=status.update)
     console = Console(width=None if sys.stdout.isatty() else 120)

@@ -20,6 +20,7 @@ from molflt.bench.attention_contenders import (
     PERFORMER_PYTORCH,
     PYG,
     SOFTMAX,
+    Contenders,
     make_contenders,
     make_inputs,
 )
@@ -53,6 +54,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> AttentionBenchSettings
         frequencies=2,
         repeats=3,
         threads=1,
+        freed_memory="returned",
         memory_budget=BUDGET / 2**30,
         output=str(tmp_path_factory.mktemp("bench")),
     )
@@ -235,6 +237,21 @@ def test_the_command_measures_prints_and_writes(tmp_path: Path, capsys: pytest.C
     read = json.loads((output / "attention.json").read_text())
     assert read["settings"]["clock"] == "cpu"
     assert all(math.isfinite(m["matmul_share"]) for m in read["measurements"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "possible", "recorded"),
+    [("kept", True, "kept"), ("kept", False, "returned"), ("returned", True, "returned")],
+)
+def test_the_result_says_what_became_of_freed_memory(
+    asked: str, possible: bool, recorded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    monkeypatch.setattr(attention, "keep_freed_memory", lambda: calls.append("kept") or possible)
+    monkeypatch.setattr(attention, "make_contenders", lambda *_: Contenders([], {}))
+    found = bench_attention(AttentionBenchSettings(lengths=(5,), repeats=1, freed_memory=asked))
+    assert found.settings.freed_memory == recorded
+    assert calls == ([asked] if asked == "kept" else [])
 
 
 def test_a_folder_that_can_not_be_made_is_said_before_measuring(
