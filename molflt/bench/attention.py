@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,8 @@ from molflt.errors import InputError
 
 MATMUL_SIZE = 1536
 PROBE_LENGTHS = (512, 1024)
-"""Where N x N tensors outweigh the gradients of a layer's weights, which do not grow with N."""
+"""Where N x N tensors outweigh the gradients of a layer's weights, which do not grow with N; shorter ones if
+no longer ones are asked for."""
 
 GIB = 2**30
 
@@ -141,9 +142,13 @@ def _skips(
     for contender in contenders:
         if not contender.quadratic:
             continue
-        calls = [_call(contender, mode, make_inputs(settings, level, length)) for length in PROBE_LENGTHS]
-        calls[0]()
-        peaks = [peak_memory(call, device) for call in calls]
+
+        def peak_at(length: int, contender: Contender = contender) -> int:
+            call = _call(contender, mode, make_inputs(settings, level, length))
+            call()
+            return peak_memory(call, device)
+
+        peaks = probe(peak_at, max(settings.lengths), settings.memory_budget * GIB)
         for length in settings.lengths:
             need = predicted_peak(peaks, length) / GIB
             if need > settings.memory_budget:
@@ -153,9 +158,33 @@ def _skips(
     return reasons
 
 
-def predicted_peak(peaks: Sequence[float], length: int) -> float:
-    """Peak memory at `length` from those at `PROBE_LENGTHS`: the parabola through them and through 0 at 0."""
-    (n, m), (p, q) = PROBE_LENGTHS, peaks
+def probe(peak_at: Callable[[int], float], longest: int, budget: float) -> dict[int, float]:
+    """Peak memory at `PROBE_LENGTHS`, of which none is above `longest`.
+
+    The second is left out where quadratic growth from the first would take it above the budget. A shorter
+    length that is measured later needs no more than the first probe did, whatever the prediction for it.
+
+    Args:
+        peak_at: measures the peak, in bytes, at a length.
+        longest: the longest length that is of interest.
+        budget: bytes.
+    """
+    first, second = (min(length, longest) for length in PROBE_LENGTHS)
+    peaks = {first: peak_at(first)}
+    if first < second and predicted_peak(peaks, second) <= budget:
+        peaks[second] = peak_at(second)
+    return peaks
+
+
+def predicted_peak(peaks: Mapping[int, float], length: int) -> float:
+    """Peak memory at `length` from that at one or two lengths: the parabola through them and through 0 at 0.
+
+    Through one alone it goes with its vertex at 0, which is too much for longer lengths and never too little.
+    """
+    if len(peaks) == 1:
+        ((n, p),) = peaks.items()
+        return p * (length / n) ** 2
+    (n, p), (m, q) = peaks.items()
     square = (q / m - p / n) / (m - n)
     return square * length**2 + (p / n - square * n) * length
 

@@ -13,13 +13,15 @@ import torch
 from rich.console import Console
 
 from molflt.bench import attention, measure
-from molflt.bench.attention import PROBE_LENGTHS, bench_attention, predicted_peak, resolve_device
+from molflt.bench.attention import PROBE_LENGTHS, bench_attention, predicted_peak, probe, resolve_device
 from molflt.bench.attention_contenders import (
     FLT,
     PERFORMER,
     PERFORMER_PYTORCH,
     PYG,
     SOFTMAX,
+    AttentionInputs,
+    Contender,
     Contenders,
     make_contenders,
     make_inputs,
@@ -133,7 +135,69 @@ def test_the_predicted_peak_continues_a_parabola_through_zero() -> None:
     def peak(n: int) -> int:
         return 3 * n**2 + 17 * n
 
-    assert predicted_peak([peak(n) for n in PROBE_LENGTHS], 32768) == pytest.approx(peak(32768), rel=1e-12)
+    assert predicted_peak({n: peak(n) for n in PROBE_LENGTHS}, 32768) == pytest.approx(peak(32768), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("longest", "budget", "probed"),
+    [
+        (32768, 4 * 512**2, [512, 1024]),
+        (700, 4 * 512**2, [512, 700]),
+        (700, 700**2 - 1, [512]),
+        (32768, 4 * 512**2 - 1, [512]),
+        (512, 1, [512]),
+        (7, 1, [7]),
+        (7, 2**40, [7]),
+    ],
+)
+def test_probes_are_no_longer_than_what_is_asked_for_and_stop_at_the_budget(
+    longest: int, budget: float, probed: list[int]
+) -> None:
+    lengths = []
+
+    def peak_at(length: int) -> int:
+        lengths.append(length)
+        return length**2
+
+    peaks = probe(peak_at, longest, budget)
+    assert lengths == list(peaks) == probed
+    for length in (5, 512, 700, 4096):
+        assert predicted_peak(peaks, length) == pytest.approx(length**2, rel=1e-12)
+
+
+def test_a_quadratic_contender_is_never_run_above_the_budget_to_find_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = []
+
+    def attend(inputs: AttentionInputs) -> torch.Tensor:
+        run.append(inputs.query.shape[2])
+        return inputs.query @ inputs.key.transpose(-1, -2)
+
+    found = Contenders([Contender("dense", "N x N", "core", attend, (), quadratic=True)], {})
+    monkeypatch.setattr(attention, "make_contenders", lambda *_: found)
+
+    def skipped(lengths: tuple[int, ...]) -> dict[int, str | None]:
+        run.clear()
+        settings = AttentionBenchSettings(
+            lengths=lengths,
+            heads=2,
+            head_dim=3,
+            repeats=1,
+            level="core",
+            mode="forward",
+            freed_memory="returned",
+            memory_budget=3 * 2**20 / 2**30,
+        )
+        return {m.length: m.skipped for m in bench_attention(settings).measurements}
+
+    reason = "needs about 0.00781 GiB, above the budget of 0.00292969 GiB"
+    assert skipped((7, 1024)) == {7: None, 1024: reason}
+    assert set(run) == {512, 7}
+    assert skipped((7, 11)) == {7: None, 11: None}
+    assert set(run) == {7, 11}
+    assert skipped((7, 523)) == {7: None, 523: None}
+    assert set(run) == {512, 523, 7}
 
 
 @pytest.mark.parametrize("level", ["core", "layer"])
@@ -147,7 +211,7 @@ def test_the_predicted_peak_of_softmax_is_its_measured_one(level: Level, mode: s
         call = partial(getattr(found, mode), make_inputs(settings, level, length))
         call()
         peaks[length] = peak_memory(call, device)
-    predicted = predicted_peak([peaks[n] for n in PROBE_LENGTHS], 1537)
+    predicted = predicted_peak({n: peaks[n] for n in PROBE_LENGTHS}, 1537)
     assert predicted == pytest.approx(peaks[1537], rel=0.05)
 
 
