@@ -80,8 +80,14 @@ def test_file_wins_over_defaults_and_command_line_over_file(yaml_file):
     assert config.optim.betas == Config().optim.betas
 
 
-def test_empty_file_is_all_defaults(yaml_file):
-    assert load_config(yaml_file("# nothing\n")) == Config()
+def test_an_empty_mapping_is_all_defaults(yaml_file):
+    assert load_config(yaml_file("# nothing\n{}\n")) == Config()
+
+
+@pytest.mark.parametrize("text", ["", "# optim: {lr: 1}\n", "---\n"])
+def test_an_empty_file_is_refused(yaml_file, text):
+    with pytest.raises(InputError, match=r"\.yaml is empty; start from a file in configs/"):
+        load_config(yaml_file(text), ["--seed=3"])
 
 
 @pytest.mark.parametrize(
@@ -105,12 +111,12 @@ def test_unknown_key_is_refused_with_the_nearest_valid_one(yaml_file, text, key,
 @pytest.mark.parametrize("word", ["--optim.lrr", "--optim.lrr=3"])
 def test_unknown_option_is_refused_with_the_nearest_valid_one(yaml_file, word):
     with pytest.raises(InputError, match=r"unknown key --optim\.lrr; .* --optim\.lr$"):
-        load_config(yaml_file(""), [word, "3"])
+        load_config(yaml_file("{}"), [word, "3"])
 
 
 def test_abbreviated_option_is_not_guessed(yaml_file):
     with pytest.raises(InputError, match=r"unknown key --data\.roo; .* --data\.root$"):
-        load_config(yaml_file(""), ["--data.roo", "x"])
+        load_config(yaml_file("{}"), ["--data.roo", "x"])
 
 
 @pytest.mark.parametrize(
@@ -276,7 +282,7 @@ def test_numbers_that_are_not_finite_are_refused(value):
 
 
 def test_error_from_the_command_line_names_it_beside_the_file(yaml_file):
-    path = yaml_file("")
+    path = yaml_file("{}")
     with pytest.raises(InputError) as caught:
         load_config(path, ["--data.radius", "-2"])
     assert (
@@ -302,6 +308,16 @@ def test_missing_and_unreadable_files_are_refused(tmp_path, yaml_file):
     with pytest.raises(InputError, match="is not valid YAML") as caught:
         load_config(yaml_file("optim: [1, 2\n"))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [("optim: [1, 2\n", "at line 2, column 1"), ("a: 1\na: 1", "at line 1"), ("a\0", "at position 1")],
+)
+def test_broken_yaml_is_placed_by_line_and_column(yaml_file, text, place):
+    with pytest.raises(InputError, match=place) as caught:
+        load_config(yaml_file(text))
+    assert "unicode string" not in str(caught.value)
 
 
 def test_key_given_twice_is_refused(yaml_file):

@@ -50,7 +50,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     """Read and check a YAML file; keys it leaves out take their defaults.
 
     `overrides` are command-line words that win over the file: `["--optim.lr", "1e-3"]` or
-    `["--optim.lr=1e-3"]`. Raises `InputError` for a file that is missing or is no YAML mapping, for an
+    `["--optim.lr=1e-3"]`. Raises `InputError` for a file that is missing, empty or no YAML mapping, for an
     unknown key (naming the nearest valid one), a wrong type and a value outside its range.
     """
     try:
@@ -61,8 +61,10 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     try:
         values = yaml.load(text, Loader=_UniqueKeyLoader)
     except yaml.YAMLError as error:
-        raise InputError(f"{path} is not valid YAML: {_one_line(error)}") from error
-    return config_from_dict({} if values is None else values, source=str(path), overrides=overrides)
+        raise InputError(f"{path} is not valid YAML: {_yaml_error(error)}") from error
+    if values is None:
+        raise InputError(f"{path} is empty; start from a file in configs/, or write {{}} for all defaults")
+    return config_from_dict(values, source=str(path), overrides=overrides)
 
 
 def config_from_dict(values: Any, source: str = "configuration", overrides: Sequence[str] = ()) -> Config:
@@ -209,6 +211,11 @@ def _in_words(hint: Any) -> str:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+def _yaml_error(error: yaml.YAMLError) -> str:
+    """In one line, without the name that YAML gives to what it reads from a string."""
+    return _one_line(error).replace('in "<unicode string>", ', "at ")
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

@@ -57,11 +57,22 @@ def test_show_escapes_what_the_terminal_can_not_write(yaml_file, monkeypatch):
     ],
 )
 def test_show_refuses_what_train_would_refuse(yaml_file, capsys, words, message):
-    assert main(["config", "show", yaml_file(""), *words]) == 2
+    assert main(["config", "show", yaml_file("{}"), *words]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert message in err
     assert len(err.splitlines()) == 1
+
+
+def test_show_and_train_refuse_an_empty_file(yaml_file, capsys):
+    path = yaml_file("")
+    for words in (["config", "show", path, "--seed", "3"], ["train", path]):
+        assert main(words) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err == (
+            f"molflt: error: {path} is empty; start from a file in configs/, or write {{}} for all defaults\n"
+        )
 
 
 def test_validate_says_ok_for_each_shipped_configuration(capsys):
@@ -80,6 +91,7 @@ def test_validate_says_ok_for_each_shipped_configuration(capsys):
         ("optim: {schedule: linear}", "optim.schedule"),
         ("data: {max_atoms: 5, max_edges: 7}", "data.max_edges must be null where data.max_atoms is set"),
         ("- 1", "must be a mapping"),
+        ("# seed: 1", "is empty"),
     ],
 )
 def test_validate_stops_at_the_first_bad_one(yaml_file, capsys, text, message):
@@ -88,7 +100,7 @@ def test_validate_stops_at_the_first_bad_one(yaml_file, capsys, text, message):
     assert main(["config", "validate", good, bad, "/no/such.yaml"]) == 2
     out, err = capsys.readouterr()
     assert out == f"{good}: ok\n"
-    assert err.startswith(f"molflt: error: {bad}: ")
+    assert err.startswith(f"molflt: error: {bad}")
     assert message in err
     assert len(err.splitlines()) == 1
 
