@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 FORMAT = "molflt attention bench"
 VERSION = 1
+MISSING_FIGURE = (
+    f"An exponent needs two lengths N ≥ {GROWTH_START:,}; a ratio needs both contenders at a length it names."
+)
 PACKAGES = ("molflt", "torch", "torch-geometric", "performer-pytorch")
 
 
@@ -51,7 +54,8 @@ def measurement_table(result: AttentionBench, level: Level, mode: Mode) -> Table
     from rich.table import Table
 
     table = Table(title=f"{level}, {mode}: median (min to max)")
-    for heading in ("N", "contender", "time (ms)", "peak memory (MiB)", "share of matmul peak (%)"):
+    share = "share of matmul peak,\nfastest round (%)"
+    for heading in ("N", "contender", "time (ms)", "peak memory (MiB)", share):
         table.add_column(heading, justify="left" if heading == "contender" else "right")
     rows = [m for m in result.measurements if (m.level, m.mode) == (level, mode)]
     for number, row in enumerate(rows):
@@ -97,12 +101,14 @@ def aim_table(result: AttentionBench) -> Table:
     """What the library aims at, and whether this run got there."""
     from rich.table import Table
 
-    table = Table(title="aims")
+    aims = result.aims()
+    unmeasured = any(aim.figure is None for aim in aims)
+    table = Table(title="aims", caption=MISSING_FIGURE if unmeasured else None)
     for heading in ("level", "mode", "figure"):
         table.add_column(heading)
     for heading in ("measured", "aim", "met"):
         table.add_column(heading, justify="right")
-    for aim in result.aims():
+    for aim in aims:
         figure = "not measured" if aim.figure is None else f"{aim.figure:.2f}"
         met = {True: "yes", False: "no", None: ""}[aim.met]
         table.add_row(aim.level, aim.mode, aim.text, figure, f"≤ {aim.limit:g}", met)

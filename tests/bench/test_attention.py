@@ -26,8 +26,8 @@ from molflt.bench.attention_contenders import (
     make_contenders,
     make_inputs,
 )
-from molflt.bench.attention_report import print_report, to_dict, write_report
-from molflt.bench.attention_results import AttentionBench
+from molflt.bench.attention_report import aim_table, measurement_table, print_report, to_dict, write_report
+from molflt.bench.attention_results import AttentionBench, Measurement
 from molflt.bench.attention_settings import AttentionBenchSettings, Level
 from molflt.bench.measure import peak_memory
 from molflt.bench.options import add_options
@@ -165,7 +165,7 @@ def test_probes_are_no_longer_than_what_is_asked_for_and_stop_at_the_budget(
         assert predicted_peak(peaks, length) == pytest.approx(length**2, rel=1e-12)
 
 
-def test_a_quadratic_contender_is_never_run_above_the_budget_to_find_out(
+def test_a_quadratic_contender_is_run_at_no_length_but_those_asked_for_and_the_probes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = []
@@ -284,6 +284,35 @@ def test_the_tables_say_who_was_measured_skipped_and_absent(result: AttentionBen
     row = next(m for m in result.measurements if m.contender == PYG)
     assert f"{1e3 * sorted(row.seconds)[1]:.3g} ({1e3 * min(row.seconds):.3g} to" in text
     assert text.count("not measured") == sum(aim.figure is None for aim in result.aims()) == 2
+
+
+def test_the_share_is_said_to_be_of_the_fastest_round(result: AttentionBench) -> None:
+    headings = [column.header for column in measurement_table(result, "core", "forward").columns]
+    assert headings[-1] == "share of matmul peak,\nfastest round (%)"
+
+
+def test_the_lengths_that_aims_need_are_said_where_one_is_not_measured() -> None:
+    def table(names: tuple[str, ...], lengths: tuple[int, ...]) -> str:
+        rows = [
+            Measurement(level, mode, name, length, (1e-3 * length,) * 2, length, length)
+            for level in ("core", "layer")
+            for mode in ("forward", "training")
+            for name in names
+            for length in lengths
+        ]
+        run = AttentionBench(
+            AttentionBenchSettings(lengths=lengths), 1, tuple(rows), dict.fromkeys(names, ""), {}, (1.0,)
+        )
+        text = io.StringIO()
+        Console(file=text, width=140).print(aim_table(run))
+        return text.getvalue()
+
+    names = (FLT, PERFORMER, PERFORMER_PYTORCH)
+    assert "two lengths N ≥ 1,024" in table(names, (64, 256))
+    assert "two lengths" in table(names[:2], (1024, 2048))
+    complete = table(names, (1024, 2048))
+    assert "two lengths" not in complete
+    assert "not measured" not in complete
 
 
 def test_the_command_measures_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
