@@ -68,9 +68,6 @@ def run(words: Sequence[str]) -> int:
         namespace, unknown = parser.parse_known_args(words)
     except SystemExit:  # argparse ends --help and --version with it, and nothing else: see Parser.error
         return OK
-    if unknown and not (namespace.takes_settings and unknown[0].startswith("--")):
-        hint = " (the name of a file needs ./ before it)" if os.path.lexists(unknown[0]) else ""
-        parser.error(f"unknown argument {unknown[0]}{hint}")
     namespace.unknown = unknown
     return namespace.run(namespace)
 
@@ -84,8 +81,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--debug", action="store_true", help="show the traceback of an error; any subcommand takes it"
     )
-    # Only a subcommand that takes the settings of a configuration looks at words that no parser knows.
-    parser.set_defaults(takes_settings=False)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (train, evaluate, predict, leaderboard, export, data, config, replay, bench):
         command.add_parser(commands)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +18,26 @@ OK, SOME_FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a wrong argument as `InputError`, hence in one line."""
+    """Reports a wrong argument as `InputError`, hence in one line; so do the parsers of its subcommands.
+
+    Words that a parser does not know it refuses itself, so that the line is about the subcommand's own
+    options. One whose default `takes_settings` is true, or which has such a subcommand, hands on options.
+    """
+
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if unknown and not (getattr(namespace, "takes_settings", False) and unknown[0].startswith("--")):
+            self._refuse(unknown[0])
+        return namespace, unknown
+
+    def _refuse(self, word: str) -> NoReturn:
+        if os.path.lexists(word) and word.startswith("-"):
+            self.error(f"unknown argument {word} (the name of a file needs ./ before it)")
+        options = [name for name in self._option_string_actions if name.startswith("--")]
+        nearest = difflib.get_close_matches(word.partition("=")[0], options, 1) if word[:2] == "--" else []
+        self.error(f"unknown argument {word}" + "".join(f"; the nearest valid one is {n}" for n in nearest))
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; see {self.prog} --help")

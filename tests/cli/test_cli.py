@@ -145,7 +145,31 @@ BAD_INPUT = {
     "no command": ([], "COMMAND"),
     "unknown command": (["trian"], "invalid choice: 'trian'"),
     "no data command": (["data"], "molflt data --help"),
-    "unknown option": (["evaluate", "{best}", "--splits", "a"], "unknown argument --splits"),
+    "unknown option": (
+        ["evaluate", "{best}", "--splits", "a"],
+        "unknown argument --splits; the nearest valid one is --split; see molflt evaluate --help",
+    ),
+    "unknown option before the command": (
+        ["--verson", "evaluate", "{best}"],
+        "unknown argument --verson; the nearest valid one is --version; see molflt --help",
+    ),
+    "unknown option with a value": (
+        ["bench", "attention", "--lenghts=64"],
+        "--lenghts=64; the nearest valid one is --lengths; see molflt bench attention --help",
+    ),
+    "unknown option three levels down": (
+        ["data", "baseline", "fcc111", "--jsn"],
+        "unknown argument --jsn; the nearest valid one is --json; see molflt data baseline fcc111 --help",
+    ),
+    "unlike any option": (
+        ["bench", "attention", "--zzz"],
+        "unknown argument --zzz; see molflt bench attention --help",
+    ),
+    "a word too many": (["data", "inspect", "a", "b"], "unknown argument b; see molflt data inspect --help"),
+    "a word too many beside settings": (
+        ["train", "{tmp}/good.yaml", "b"],
+        "unknown argument b; see molflt train --help",
+    ),
     "no config": (["train", "{tmp}/absent.yaml"], "absent.yaml"),
     "broken config": (["train", "{tmp}/broken.yaml"], "is not valid YAML"),
     "unknown key": (["train", "{tmp}/unknown.yaml"], "the nearest valid one is optim.lr"),
@@ -199,7 +223,7 @@ def test_a_file_whose_name_begins_with_a_dash_is_explained(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "-a.xyz").touch()
     assert cli.main(["predict", "fcc111-flt", "-a.xyz", "b.xyz"]) == 2
-    error = "unknown argument -a.xyz (the name of a file needs ./ before it); see molflt --help"
+    error = "unknown argument -a.xyz (the name of a file needs ./ before it); see molflt predict --help"
     assert capsys.readouterr().err == f"molflt: error: {error}\n"
 
 
