@@ -72,10 +72,11 @@ class AttentionBenchSettings:
     def __post_init__(self) -> None:
         counts = ("heads", "head_dim", "features", "frequencies", "batch_size", "repeats", "threads")
         check_numbers(self, dict.fromkeys(counts, 1))
+        lengths = ",".join(map(str, self.lengths))
         if not self.lengths or min(self.lengths) < 1:
-            raise InputError(f"--lengths must be numbers of at least 1, got {self.lengths}")
+            raise InputError(f"--lengths must be numbers of at least 1, got {lengths or 'none'}")
         if len(set(self.lengths)) < len(self.lengths):
-            raise InputError(f"--lengths must differ from each other, got {self.lengths}")
+            raise InputError(f"--lengths must differ from each other, got {lengths}")
         if self.clock == "cpu" and not self.device.startswith("cpu"):
             raise InputError(f"--clock cpu does not see what --device {self.device} does; use --clock wall")
         if not self.memory_budget > 0:
