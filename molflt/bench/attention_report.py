@@ -33,11 +33,7 @@ PACKAGES = ("molflt", "torch", "torch-geometric", "performer-pytorch")
 def print_report(result: AttentionBench, console: Console) -> None:
     """Tables of all measurements, growth exponents and aims."""
     settings = result.settings
-    console.print(
-        f"B={settings.batch_size} H={settings.heads} D={settings.head_dim} M={settings.features} "
-        f"R={settings.frequencies}, float32, {settings.device}, {result.threads} CPU threads, "
-        f"{settings.repeats} rounds, {settings.clock} time, freed memory {settings.freed_memory}"
-    )
+    console.print(_conditions(result))
     for level in settings.levels:
         for mode in settings.modes:
             console.print(measurement_table(result, level, mode))
@@ -46,6 +42,15 @@ def print_report(result: AttentionBench, console: Console) -> None:
     console.print(aim_table(result))
     rate = spread(result.matmul_rate)
     console.print(f"large matrix product: {_spread_text(rate, 1e9)} GFLOP/s, the peak that shares refer to")
+
+
+def _conditions(result: AttentionBench) -> str:
+    settings = result.settings
+    return (
+        f"B={settings.batch_size} H={settings.heads} D={settings.head_dim} M={settings.features} "
+        f"R={settings.frequencies}, float32, {settings.device}, {result.threads} CPU threads, "
+        f"{settings.repeats} rounds, {settings.clock} time, freed memory {settings.freed_memory}"
+    )
 
 
 def measurement_table(result: AttentionBench, level: Level, mode: Mode) -> Table:
@@ -163,32 +168,51 @@ def _version(package: str) -> str | None:
 
 
 def plot(result: AttentionBench) -> Figure:
-    """Time and peak memory against N in log-log axes, a row per level and mode."""
+    """Time and peak memory against N in log-log axes, a row per level and mode.
+
+    Each contender has a marker of its own, smaller from one to the next, so that equal curves all show.
+    """
     from matplotlib.figure import Figure
 
-    parts: list[tuple[Level, Mode]] = [
-        (level, mode) for level in result.settings.levels for mode in result.settings.modes
-    ]
-    figure = Figure(figsize=(11, 4 * len(parts)), layout="constrained")
+    settings = result.settings
+    parts: list[tuple[Level, Mode]] = [(level, mode) for level in settings.levels for mode in settings.modes]
+    figure = Figure(figsize=(11, 1.2 + 4 * len(parts)), layout="constrained")
+    figure.suptitle(f"{_conditions(result)}\nerror bars: fastest to slowest round about the median")
     axes = figure.subplots(len(parts), 2, squeeze=False)
     for (level, mode), (time_axes, memory_axes) in zip(parts, axes, strict=True):
-        for name in result.descriptions:
+        for name, style in zip(result.descriptions, _styles(len(result.descriptions)), strict=True):
             rows = result.select(level, mode, name)
-            if not rows:
-                continue
             lengths = [m.length for m in rows]
             spreads = [spread(m.seconds) for m in rows]
-            medians = [s.median for s in spreads]
-            errors = [[s.median - s.minimum for s in spreads], [s.maximum - s.median for s in spreads]]
-            time_axes.errorbar(lengths, medians, yerr=errors, marker="o", capsize=2, label=name)
-            memory_axes.plot(lengths, [m.peak_memory / 2**30 for m in rows], marker="o", label=name)
-        for axis, quantity in ((time_axes, "time (s)"), (memory_axes, "peak memory (GiB)")):
-            axis.set(xscale="log", yscale="log", xlabel="tokens N", ylabel=quantity, title=f"{level}, {mode}")
-            axis.xaxis.set_ticks(result.settings.lengths, [f"{n:,}" for n in result.settings.lengths])
+            medians = [1e3 * s.median for s in spreads]
+            below = [1e3 * (s.median - s.minimum) for s in spreads]
+            above = [1e3 * (s.maximum - s.median) for s in spreads]
+            time_axes.errorbar(lengths, medians, yerr=[below, above], capsize=2, label=name, **style)
+            memory_axes.plot(lengths, [m.peak_memory / 2**20 for m in rows], label=name, **style)
+        for axis, quantity, unit in ((time_axes, "time", "ms"), (memory_axes, "peak memory", "MiB")):
+            axis.set(xscale="log", yscale="log", xlabel="tokens N", ylabel=f"{quantity} ({unit})")
+            axis.set_title(f"{level}, {mode}: {quantity}")
+            axis.xaxis.set_ticks(settings.lengths, [f"{n:,}" for n in settings.lengths])
             axis.xaxis.set_ticks([], minor=True)
             axis.grid(alpha=0.3)
-        time_axes.legend(fontsize="small")
+    handles, names = axes[0, 1].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize="small")
     return figure
+
+
+def _styles(number: int) -> list[dict[str, Any]]:
+    """Lines and open markers of that many curves, the later ones smaller, thinner and with longer gaps."""
+    markers = "osD^xvP"
+    return [
+        {
+            "marker": markers[index % len(markers)],
+            "markersize": 12 - 7 * index / max(number - 1, 1),
+            "markerfacecolor": "none",
+            "linewidth": 3 - 2 * index / max(number - 1, 1),
+            "linestyle": (0, (4, index)) if index else "-",
+        }
+        for index in range(number)
+    ]
 
 
 def write_report(result: AttentionBench, folder: str | os.PathLike[str]) -> list[Path]:

@@ -258,19 +258,38 @@ def test_the_plot_is_a_png_with_an_axis_pair_a_level_and_mode(
 
     path = write_report(result, settings.output)[1]
     assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    axes = plot(result).axes
-    assert [axis.get_title() for axis in axes[::2]] == [
-        "core, forward",
-        "core, training",
-        "layer, forward",
-        "layer, training",
+    figure = plot(result)
+    axes = figure.axes
+    assert [axis.get_title() for axis in axes] == [
+        f"{level}, {mode}: {quantity}"
+        for level in ("core", "layer")
+        for mode in ("forward", "training")
+        for quantity in ("time", "peak memory")
     ]
+    assert [axis.get_ylabel() for axis in axes[:2]] == ["time (ms)", "peak memory (MiB)"]
+    title = figure.get_suptitle()
+    assert "B=1 H=2 D=3 M=5 R=2, float32, cpu, 1 CPU threads, 3 rounds" in title
+    assert "error bars: fastest to slowest round" in title
     assert {(axis.get_xscale(), axis.get_yscale()) for axis in axes} == {("log", "log")}
     lines = {line.get_label(): line for line in axes[1].lines}
     expected = result.select("core", "forward", FLT)
     assert list(lines[FLT].get_xdata()) == [m.length for m in expected] == sorted(LENGTHS)
-    assert list(lines[FLT].get_ydata()) == [m.peak_memory / 2**30 for m in expected]
+    assert list(lines[FLT].get_ydata()) == [m.peak_memory / 2**20 for m in expected]
     assert list(lines[SOFTMAX].get_xdata()) == [7]
+
+
+def test_curves_of_the_plot_that_coincide_can_be_told_apart(result: AttentionBench) -> None:
+    from molflt.bench.attention_report import plot
+
+    figure = plot(result)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [FLT, PERFORMER, SOFTMAX, PYG]
+    for axis in figure.axes:
+        assert axis.get_legend() is None
+        curves = [line for line in axis.lines if line.get_marker() in tuple("osD^x")]
+        assert len({line.get_marker() for line in curves}) == 4
+        assert len({line.get_markersize() for line in curves}) == 4
+        assert {line.get_markerfacecolor() for line in curves} == {"none"}
 
 
 def test_the_tables_say_who_was_measured_skipped_and_absent(result: AttentionBench) -> None:
