@@ -164,7 +164,7 @@ class LogFeatures(Features):
 
     def attend_at_once(self, value: Float[Tensor, "B H N D"]) -> Float[Tensor, "B H N D"]:
         """Attention over all real tokens, without blocks."""
-        if not self.projection.shares_weights:
+        if not self.projection.shares_weights():
             return self.evaluate().attend(value)
         bias = None if self.query_bias is None else self.query_bias.transpose(0, 1)
         heads_first = replace(

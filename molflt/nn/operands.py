@@ -81,14 +81,14 @@ class Projection(NamedTuple):
         """W k^ + bias, a new tensor."""
         return (heads_first_affine_sum if self.heads_first else affine_sum)(bias, self.key_terms)
 
-    @property
     def shares_weights(self) -> bool:
         """Whether all graphs have the same weights."""
         return all(weight.ndim == 3 for _, weight in (*self.query_terms, *self.key_terms))
 
     def with_heads_first(self) -> Projection:
         """The same with heads before graphs; only where graphs share weights."""
-        query, key = ([Term(x.transpose(0, 1), w) for x, w in terms] for terms in self[:2])
+        query = [Term(x.transpose(0, 1), weight) for x, weight in self.query_terms]
+        key = [Term(x.transpose(0, 1), weight) for x, weight in self.key_terms]
         return Projection(query, key, heads_first=True)
 
     @property

@@ -60,7 +60,7 @@ def test_an_affine_sum_is_its_definition_and_leaves_its_arguments(num_graphs, pe
     ]
     terms = [Term(torch.randn(num_graphs, N, H, w.shape[-2], **options).transpose(1, 2), w) for w in weights]
     projection = Projection(terms, terms[:1])
-    assert projection.shares_weights == (not per_graph)
+    assert projection.shares_weights() == (not per_graph)
     for graphs in {1, num_graphs}:
         bias = torch.randn(graphs, *bias_shape[1:], **options)
         before = [bias.clone(), *(x.clone() for term in terms for x in term)]
