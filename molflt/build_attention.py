@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from molflt.config import AttentionConfig, ModelConfig
-from molflt.nn.attention import FLTAttention, SoftmaxAttention
+from molflt.nn.attention import FLTAttention
 from molflt.nn.couplings import AdditiveCoupling, MultiplicativeCoupling, NoCoupling
 from molflt.nn.element_pairs import ElementPairFLTAttention, ElementPairRPE
 from molflt.nn.far import FarModulation
@@ -26,6 +26,7 @@ from molflt.nn.near import EdgeFeatureNearBias
 from molflt.nn.quadrature import SphericalQuadratureFrequencies
 from molflt.nn.range_separated import RangeSeparatedAttention, RangeSeparatedRPE
 from molflt.nn.rpe import FourierRPE, default_rpe
+from molflt.nn.softmax import SoftmaxAttention
 from molflt.nn.spectra import GaussianBasisSpectrum
 
 POSITION_DIM = 3

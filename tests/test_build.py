@@ -17,7 +17,7 @@ from molflt.build_attention import attention_builder
 from molflt.config import AttentionConfig, DataConfig, ModelConfig, config_keys, load_config
 from molflt.data.transforms import random_rotation
 from molflt.errors import InputError
-from molflt.nn.attention import FLTAttention, SoftmaxAttention
+from molflt.nn.attention import FLTAttention
 from molflt.nn.couplings import AdditiveCoupling, NoCoupling
 from molflt.nn.element_pairs import ElementPairFLTAttention, ElementPairRPE
 from molflt.nn.feature_maps import PositiveRandomFeatures
@@ -31,6 +31,7 @@ from molflt.nn.matched_frequencies import MatchedMixtureFrequencies
 from molflt.nn.quadrature import SphericalQuadratureFrequencies
 from molflt.nn.range_separated import RangeSeparatedAttention, RangeSeparatedRPE
 from molflt.nn.rpe import FourierRPE
+from molflt.nn.softmax import SoftmaxAttention
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))

@@ -20,11 +20,12 @@ from torch_geometric.nn.attention import PerformerAttention
 from torch_geometric.nn.attention.performer import orthogonal_matrix
 
 from molflt.bench.attention_settings import AttentionBenchSettings, Level
-from molflt.nn.attention import FLTAttention, SoftmaxAttention, flt_attention
+from molflt.nn.attention import FLTAttention, flt_attention
 from molflt.nn.couplings import NoCoupling
 from molflt.nn.feature_maps import PositiveRandomFeatures
 from molflt.nn.functional import softmax_attention
 from molflt.nn.rpe import default_rpe
+from molflt.nn.softmax import SoftmaxAttention
 
 POSITION_DIM = 3
 BOX = 20.0

@@ -31,9 +31,9 @@ from molflt.models.encoder import Encoder
 from molflt.models.graphormer3d import Graphormer3D, Graphormer3DOutput
 from molflt.models.heads import EnergyHead
 from molflt.models.images import with_images
-from molflt.nn.attention import SoftmaxAttention
 from molflt.nn.multihead import zero_padding
 from molflt.nn.packing import DenseLayout, dense_layout
+from molflt.nn.softmax import SoftmaxAttention
 
 STD_FLOOR = 1e-2
 """Å, added to |std| as published."""

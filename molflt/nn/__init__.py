@@ -1,7 +1,7 @@
 """Layers of molflt: tensors in, tensors out. Knows nothing of molecules, files or configurations."""
 
 from molflt.nn.alarm import VanishingNormalizerWarning
-from molflt.nn.attention import FLTAttention, SoftmaxAttention, flt_attention
+from molflt.nn.attention import FLTAttention, flt_attention
 from molflt.nn.causal import causal_linear_attention
 from molflt.nn.conv import FLTConv
 from molflt.nn.couplings import AdditiveCoupling, Coupling, MultiplicativeCoupling, NoCoupling
@@ -56,6 +56,7 @@ from molflt.nn.range_separated import (
     range_separated_attention,
 )
 from molflt.nn.rpe import FourierRPE, default_rpe
+from molflt.nn.softmax import SoftmaxAttention
 from molflt.nn.spectra import GaussianBasisSpectrum, GaussianMixtureSpectrum, Spectrum
 
 __all__ = [

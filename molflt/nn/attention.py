@@ -1,4 +1,4 @@
-"""FLT attention on padded graphs, and softmax attention with the same parameters as its quadratic twin.
+"""FLT attention on padded graphs; its quadratic twin, with the same parameters, is in `molflt.nn.softmax`.
 
 Both layers have one contract: `forward(x, pos, atom_mask)` from `[B, N, C]` to `[B, N, C]`, and
 `encode_positions` for what depends on positions alone, which layers that share an RPE compute once:
@@ -21,7 +21,7 @@ from molflt.nn.alarm import NormalizerAlarm
 from molflt.nn.causal import CHUNK_SIZE
 from molflt.nn.couplings import AdditiveCoupling, Coupling, NoCoupling
 from molflt.nn.feature_maps import FeatureMap, PositiveRandomFeatures
-from molflt.nn.functional import EPSILON, normalize, softmax_attention
+from molflt.nn.functional import EPSILON, normalize
 from molflt.nn.multihead import RPE_REMEDY, MultiHeadAttention, require_kind, zero_padding
 from molflt.nn.rpe import FourierRPE, default_rpe
 
@@ -226,84 +226,4 @@ class FLTAttention(MultiHeadAttention):
             eps=self.eps,
             alarm=self.alarm,
         )
-        return self.merge(out, atom_mask)
-
-
-class SoftmaxAttention(MultiHeadAttention):
-    """Attention with the exact weights exp(q_i.k_j / sqrt(D) + f(r_i - r_j)), at a cost quadratic in N.
-
-    `FLTAttention` estimates what this layer computes. The parameters of both have the same names and shapes,
-    so a state dict of one, less the feature map, loads into the other.
-
-    Args:
-        channels, num_heads, position_dim, causal, in_channels, bias: as in `FLTAttention`.
-        rpe: f; by default `default_rpe(num_heads, position_dim)`.
-        use_rpe: False leaves f out, and `rpe` must be None.
-        closed_form: True takes f from the spectrum's closed form; False the estimate of f under the RPE's own
-            frequencies, the exact twin of the linear layer's f_hat.
-
-    Raises:
-        TypeError: `rpe` is no `FourierRPE`.
-        ValueError: `num_heads` does not divide `channels`; `rpe` has another size; `forward` without
-            positions.
-    """
-
-    def __init__(
-        self,
-        channels: int,
-        num_heads: int,
-        *,
-        position_dim: int = 3,
-        rpe: FourierRPE | None = None,
-        use_rpe: bool = True,
-        closed_form: bool = True,
-        causal: bool = False,
-        in_channels: int | None = None,
-        bias: bool = True,
-    ) -> None:
-        require_kind("rpe", rpe, FourierRPE, RPE_REMEDY)
-        if rpe is not None and not use_rpe:
-            raise ValueError("use_rpe=False leaves the RPE out, got an rpe; pass rpe=None")
-        if rpe is None and use_rpe:
-            rpe = default_rpe(num_heads, position_dim)
-        super().__init__(
-            channels,
-            num_heads,
-            position_dim=position_dim,
-            rpe=rpe,
-            causal=causal,
-            in_channels=in_channels,
-            bias=bias,
-        )
-        self.closed_form = closed_form
-
-    def encode_positions(
-        self, pos: Float[Tensor, "B N X"] | None, atom_mask: Bool[Tensor, "B N"] | None = None
-    ) -> Float[Tensor, "B H N N"] | None:
-        """f(r_i - r_j) `[B, H, N, N]`, or None without an RPE."""
-        if pos is None or self.rpe is None:
-            return None
-        self.check_position_dim(pos)
-        pos = zero_padding(pos, atom_mask)
-        with torch.autocast(pos.device.type, enabled=False):
-            return self.rpe.closed_form_bias(pos) if self.closed_form else self.rpe.dense_bias(pos)
-
-    def forward(
-        self,
-        x: Float[Tensor, "B N Cin"],
-        pos: Float[Tensor, "B N X"] | None = None,
-        atom_mask: Bool[Tensor, "B N"] | None = None,
-        *,
-        positional: Float[Tensor, "B H N N"] | None = None,
-    ) -> Float[Tensor, "B N C"]:
-        """Attention over the tokens of each graph; arguments as in `FLTAttention.forward`."""
-        self.check_inputs(x, pos, atom_mask)
-        if positional is None:
-            positional = self.encode_positions(pos, atom_mask)
-        else:
-            self.check_positional(positional, x, x.shape[1])
-        if positional is None and self.rpe is not None:
-            raise ValueError("SoftmaxAttention needs positions: pass pos (or positional), or use_rpe=False")
-        query, key, value = self.heads(zero_padding(x, atom_mask))
-        out = softmax_attention(query, key, value, positional, atom_mask, self.causal)
         return self.merge(out, atom_mask)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from molflt.nn.lattice import LatticeFrequencies, lattice_frequencies
 from molflt.nn.lattice_rpe import image_sum
-from molflt.nn.rpe import phases
+from molflt.nn.phases import cosine_and_sine, phases
 from molflt.nn.spectra import Spectrum
 
 
@@ -231,8 +231,7 @@ class FarModulation(nn.Module):
         lattice = self.frequencies(cell, pbc, pos, atom_mask)
         sample = lattice.sample()
         weights = sample.quadrature_weights * self.spectrum(sample.frequencies)
-        theta = phases(pos, lattice.frequencies)
-        basis = torch.cat((theta.cos(), theta.sin()), dim=-1)
+        basis = cosine_and_sine(phases(pos, lattice.frequencies))
         return FarPositions(basis, weights[..., 1:], weights[..., :1] + self._background(lattice))
 
     def image_sum(

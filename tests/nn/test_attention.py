@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch_geometric.nn.attention import PerformerAttention
 
-from molflt.nn.attention import FLTAttention, SoftmaxAttention, flt_attention
+from molflt.nn.attention import FLTAttention, flt_attention
 from molflt.nn.conv import FLTConv
 from molflt.nn.couplings import AdditiveCoupling, MultiplicativeCoupling, NoCoupling
 from molflt.nn.feature_maps import HyperbolicRandomFeatures, OptimalPositiveFeatures, PositiveRandomFeatures
@@ -22,6 +22,7 @@ from molflt.nn.kernel_feature_maps import (
     RFAGaussianFeatures,
 )
 from molflt.nn.rpe import FourierRPE, default_rpe
+from molflt.nn.softmax import SoftmaxAttention
 
 B, N, C, H, X = 3, 11, 14, 2, 3
 

@@ -8,18 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from molflt.nn import rpe as rpe_module
+from molflt.nn import phases as phases_module
 from molflt.nn.frequencies import FrequencySample, FrequencySampler, GaussianFrequencies
 from molflt.nn.matched_frequencies import MatchedMixtureFrequencies
-from molflt.nn.rpe import (
-    WEIGHT_FLOOR,
-    FourierRPE,
-    cosine_and_sine,
-    default_rpe,
-    phases,
-    split_high_low,
-    split_matmul,
-)
+from molflt.nn.phases import cosine_and_sine, phases, split_high_low, split_matmul
+from molflt.nn.rpe import WEIGHT_FLOOR, FourierRPE, default_rpe
 from molflt.nn.spectra import GaussianBasisSpectrum, GaussianMixtureSpectrum, Spectrum
 
 HEADS, FREQUENCIES, GRAPHS, TOKENS, FEATURES = 3, 11, 2, 7, 5
@@ -122,7 +115,7 @@ def test_gradients_of_the_dense_bias_equal_those_of_the_product(asymmetric: bool
 
 @pytest.mark.parametrize("cached", [0, 2**20])
 def test_basis_is_bit_equal_with_and_without_gradients(cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpe_module, "CACHED_ELEMENTS", cached)
+    monkeypatch.setattr(phases_module, "CACHED_ELEMENTS", cached)
     rpe = default_rpe(3, 2, generator=torch.Generator().manual_seed(0))
     pos = 7 * torch.randn(5, 11, 2, generator=torch.Generator().manual_seed(1))
     with_gradients = rpe.basis(pos)
@@ -135,7 +128,7 @@ def test_basis_is_bit_equal_with_and_without_gradients(cached: int, monkeypatch:
 @pytest.mark.parametrize("cached", [0, 2**20])
 def test_cosine_and_sine_have_all_derivatives(cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Backward, forward, any two of them, and of a batch at once; in either order in memory."""
-    monkeypatch.setattr(rpe_module, "CACHED_ELEMENTS", cached)
+    monkeypatch.setattr(phases_module, "CACHED_ELEMENTS", cached)
     heads_first = 4 * torch.randn(3, 2, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for theta in (heads_first, heads_first.transpose(0, 1)):
         leaf = theta.detach().requires_grad_()
