@@ -11,7 +11,7 @@ import torch
 from molflt import cli
 from molflt.evaluation import predictions
 from molflt.evaluation.predictions import predict_split, predict_unlabelled
-from molflt.evaluation.ranks import joined_processes, place
+from molflt.evaluation.ranks import _stdout_on_stderr, joined_processes, place
 from molflt.testing import write_toy_lmdb
 
 SCRIPT = """
@@ -92,3 +92,16 @@ def test_a_process_without_a_launcher_is_alone(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     with joined_processes() as rank:
         assert (rank, place()) == (0, (0, 1))
+
+
+def test_what_libraries_write_to_stdout_while_processes_join_goes_to_stderr(capfd):
+    with _stdout_on_stderr():
+        os.write(1, b"connected\n")
+    os.write(1, b"result\n")
+    assert capfd.readouterr() == ("result\n", "connected\n")
+
+
+def test_processes_join_with_a_closed_stdout(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    with _stdout_on_stderr():
+        pass
